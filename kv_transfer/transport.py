@@ -1,0 +1,141 @@
+"""The seam over which KV bytes move: headers, links, and what a receiver must provide.
+
+A transport moves messages. Each message is one header (what it is) and one payload (bytes of one layer's blocks).
+It holds no policy: where a payload goes is asked from the `Sink`; whether a handoff still lives is the sink's to
+say. Implementations: `kv_transfer/ucx.py` (UCXX) and `kv_transfer/loopback.py` (shared memory on one host). All pass
+`tests/kv_transfer/test_transport_conformance.py`.
+
+Threads: a transport runs its own thread. `Sink` methods are called on it and must not block. `Link.send`,
+`quiesce` and `close` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tandem.errors import TransportError
+from tandem.types import Epoch, HandoffId
+
+_HEADER = struct.Struct("<4s16sQIIIQQ")
+_MAGIC = b"TKV1"
+HEADER_BYTES = _HEADER.size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageHeader:
+    """What a message carries. `first_block` and `num_blocks` count the prompt's blocks, not physical ones.
+
+    `epoch` is the destination's, from the ticket. `digest` is xxh3-64 of the payload.
+    """
+
+    handoff_id: HandoffId
+    epoch: Epoch
+    layer: int
+    first_block: int
+    num_blocks: int
+    num_bytes: int
+    digest: int
+
+    def pack(self) -> bytes:
+        """HEADER_BYTES bytes, little-endian."""
+        handoff = bytes.fromhex(self.handoff_id)
+        return _HEADER.pack(
+            _MAGIC, handoff, self.epoch, self.layer, self.first_block, self.num_blocks, self.num_bytes, self.digest
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> MessageHeader:
+        """Inverse of `pack`. Raises TransportError for anything else."""
+        if len(data) != HEADER_BYTES:
+            raise TransportError(f"a message header has {HEADER_BYTES} bytes, got {len(data)}")
+        magic, handoff, epoch, layer, first_block, num_blocks, num_bytes, digest = _HEADER.unpack(data)
+        if magic != _MAGIC:
+            raise TransportError(f"not a KV message header (magic {magic!r})")
+        return cls(
+            handoff_id=HandoffId(handoff.hex()),
+            epoch=Epoch(epoch),
+            layer=layer,
+            first_block=first_block,
+            num_blocks=num_blocks,
+            num_bytes=num_bytes,
+            digest=digest,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkStats:
+    """Counters of one link since it was opened. `busy_s`: seconds in which at least one message was under way."""
+
+    num_bytes: int
+    num_messages: int
+    busy_s: float
+
+
+class Sink(Protocol):
+    """What receives messages."""
+
+    def place(self, header: MessageHeader) -> Sequence[torch.Tensor] | None:
+        """Where the payload goes: 1-D uint8 tensors, `header.num_bytes` together, filled in order.
+
+        None refuses it (unknown or stale handoff, wrong epoch, duplicate): the bytes are received and thrown away,
+        `landed` is not called.
+        """
+
+    def landed(self, header: MessageHeader, error: TransportError | None) -> None:
+        """Once for each placed message: its bytes are all there (None), or will never be written again (error)."""
+
+
+class Link(Protocol):
+    """One direction to one peer. Messages may arrive in any order."""
+
+    @property
+    def detail(self) -> str:
+        """What was negotiated, for people: for example "memfd" or "cma, posix"."""
+
+    def send(self, header: MessageHeader, segments: Sequence[torch.Tensor]) -> Future[None]:
+        """Sends the segments (1-D uint8, `header.num_bytes` together) as one payload.
+
+        Resolves when the source memory may be written again. Fails with TransportError when the message cannot be
+        delivered, and with LinkClosed when the link was closed meanwhile or before. Never raises.
+        """
+
+    def stats(self) -> LinkStats:
+        """Counters so far."""
+
+    def close(self) -> None:
+        """Fences the link: unfinished sends fail with LinkClosed within a second. Idempotent."""
+
+
+class Transport(Protocol):
+    """One endpoint of a worker. A decode worker serves, a prefill worker connects; both may do both."""
+
+    @property
+    def name(self) -> str:
+        """"ucx" or "shm"."""
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Memory to send from and receive into: zeroed 1-D uint8, freed by `close`, leaving no segment behind."""
+
+    def address(self) -> bytes:
+        """What a peer passes to `connect`; travels in the ticket."""
+
+    def serve(self, sink: Sink) -> None:
+        """Starts to receive. Call once."""
+
+    def connect(self, address: bytes) -> Link:
+        """Opens a link to a peer. Raises TransportError when the address is malformed or nobody is there."""
+
+    def quiesce(self, handoff_id: HandoffId) -> Future[None]:
+        """Resolves when nothing placed for this handoff is being written or will be; cancels what is under way.
+
+        The sink must already refuse the handoff. Each cancelled message gets its `landed(header, error)` first.
+        """
+
+    def close(self) -> None:
+        """Ends all links and threads and frees all memory. Idempotent. Unfinished sends fail with LinkClosed."""

@@ -1,0 +1,208 @@
+"""The configuration of a cluster: frozen sections with their bounds. Pure; reading files is `cluster/launch.py`'s.
+
+`from_mapping` turns a parsed YAML/JSON document into a `ClusterConfig`; every error names field, value and bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from tandem.errors import ConfigError
+from tandem.kv.layout import Dtype
+
+TransportName = Literal["ucx", "shm"]
+
+
+def _require(ok: bool, name: str, value: object, bound: str) -> None:
+    if not ok:
+        raise ConfigError(f"{name} must be {bound}, got {value!r}", param=name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """Which model, and in which precision."""
+
+    source: str = "smollm2-135m-instruct"
+    """A known model's name, a .gguf file, or a Hugging Face directory with safetensors."""
+    served_name: str = ""
+    """The name clients use; empty takes the model's own."""
+    dtype: Dtype = "float32"
+    """Precision of weights, activations and KV."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    max_context_tokens: int = 0
+    """Cap on prompt plus output; 0 takes what the model was trained for."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.source), "model.source", self.source, "a model name or a path")
+        _require(self.block_size in (8, 16, 32, 64, 128), "model.block_size", self.block_size, "8, 16, 32, 64 or 128")
+        _require(self.max_context_tokens >= 0, "model.max_context_tokens", self.max_context_tokens, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillConfig:
+    """The prefill pool."""
+
+    num_workers: int = 1
+    """Workers to start."""
+    num_blocks: int = 1024
+    """KV blocks of each worker."""
+    max_batch_tokens: int = 512
+    """Token budget of one iteration: the most prompt tokens computed together."""
+    max_batch_sequences: int = 16
+    """Most prompts in one iteration."""
+    ticket_lookahead_tokens: int = 1024
+    """Prompt tokens for which tickets may be held or asked for at one decode worker ahead of compute."""
+    num_threads: int = 0
+    """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.num_workers <= 1024, "prefill.num_workers", self.num_workers, "1 to 1024")
+        _require(self.num_blocks >= 2, "prefill.num_blocks", self.num_blocks, "2 or more")
+        _require(self.max_batch_tokens >= 1, "prefill.max_batch_tokens", self.max_batch_tokens, "1 or more")
+        _require(self.max_batch_sequences >= 1, "prefill.max_batch_sequences", self.max_batch_sequences, "1 or more")
+        _require(
+            self.ticket_lookahead_tokens >= 1,
+            "prefill.ticket_lookahead_tokens",
+            self.ticket_lookahead_tokens,
+            "1 or more",
+        )
+        _require(self.num_threads >= 0, "prefill.num_threads", self.num_threads, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeConfig:
+    """The decode pool."""
+
+    num_workers: int = 1
+    """Workers to start."""
+    num_blocks: int = 2048
+    """KV blocks of each worker."""
+    max_batch_sequences: int = 64
+    """Most sequences in one iteration."""
+    num_threads: int = 0
+    """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.num_workers <= 1024, "decode.num_workers", self.num_workers, "1 to 1024")
+        _require(self.num_blocks >= 2, "decode.num_blocks", self.num_blocks, "2 or more")
+        _require(self.max_batch_sequences >= 1, "decode.max_batch_sequences", self.max_batch_sequences, "1 or more")
+        _require(self.num_threads >= 0, "decode.num_threads", self.num_threads, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransferConfig:
+    """How KV moves between the pools."""
+
+    transport: TransportName = "ucx"
+    """"ucx" anywhere; "shm" where both workers share a host and a network namespace."""
+    lease_s: float = 10.0
+    """Seconds for which a decode worker holds reserved blocks without a renewal."""
+    max_resends: int = 1
+    """How often a message that did not arrive whole is sent again before the handoff fails."""
+
+    def __post_init__(self) -> None:
+        _require(0.2 <= self.lease_s <= 600, "transfer.lease_s", self.lease_s, "0.2 to 600")
+        _require(0 <= self.max_resends <= 10, "transfer.max_resends", self.max_resends, "0 to 10")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterConfig:
+    """The router's endpoints and limits."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
+    grpc_port: int = 50051
+    """0 takes a free port."""
+    http_port: int = 8000
+    """0 takes a free port."""
+    default_timeout_s: float = 600.0
+    """Deadline of requests that set none."""
+    max_running_requests: int = 1024
+    """More open requests than this are refused as overloaded."""
+    output_buffer_tokens: int = 4096
+    """Tokens kept for a client that reads slowly; past that the request is ended as too slow."""
+
+    def __post_init__(self) -> None:
+        for name in ("grpc_port", "http_port"):
+            _require(0 <= getattr(self, name) <= 65535, f"router.{name}", getattr(self, name), "0 to 65535")
+        _require(self.default_timeout_s > 0, "router.default_timeout_s", self.default_timeout_s, "more than 0")
+        _require(self.max_running_requests >= 1, "router.max_running_requests", self.max_running_requests, "1 or more")
+        _require(self.output_buffer_tokens >= 1, "router.output_buffer_tokens", self.output_buffer_tokens, "1 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegistryConfig:
+    """Where workers register."""
+
+    redis_url: str = ""
+    """redis://host:port/db of an external server; empty starts an embedded one."""
+    heartbeat_s: float = 1.0
+    """How often a worker renews its registration."""
+    ttl_s: float = 5.0
+    """How long a registration lives without renewal."""
+
+    def __post_init__(self) -> None:
+        _require(self.heartbeat_s > 0, "registry.heartbeat_s", self.heartbeat_s, "more than 0")
+        _require(
+            self.ttl_s >= 2 * self.heartbeat_s, "registry.ttl_s", self.ttl_s, "at least twice registry.heartbeat_s"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterConfig:
+    """Everything that `tandem up` needs."""
+
+    cluster: str = "tandem"
+    """Name of the cluster: prefix of its keys in Redis."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    prefill: PrefillConfig = field(default_factory=PrefillConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    registry: RegistryConfig = field(default_factory=RegistryConfig)
+    drain_timeout_s: float = 30.0
+    """Longest that a shutdown waits for running requests."""
+    pin_cores: bool = True
+    """Pin each worker to cores of its own when there are enough."""
+
+    def __post_init__(self) -> None:
+        _require(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "0 or more")
+        _require(bool(self.cluster), "cluster", self.cluster, "a name")
+
+
+def _check_scalar(name: str, hint: Any, value: Any) -> Any:
+    if get_origin(hint) is Literal:
+        _require(value in get_args(hint), name, value, "one of " + ", ".join(map(str, get_args(hint))))
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    _require(isinstance(value, hint) and (hint is bool or not isinstance(value, bool)), name, value, f"a {hint.__name__}")
+    return value
+
+
+def _build(cls: type[Any], values: Mapping[str, Any], path: str) -> Any:
+    _require(isinstance(values, Mapping), path.rstrip(".") or "the configuration", values, "a mapping")
+    known = {f.name: f for f in fields(cls)}
+    for key in values:
+        _require(key in known, f"{path}{key}", values[key], f"left out: known here are {', '.join(known)}")
+    hints = get_type_hints(cls)
+    built = {}
+    for key, value in values.items():
+        hint = hints[key]
+        built[key] = _build(hint, value, f"{path}{key}.") if is_dataclass(hint) else _check_scalar(path + key, hint, value)
+    assert all(f.default is not MISSING or f.default_factory is not MISSING for f in known.values())
+    return cls(**built)
+
+
+def from_mapping(values: Mapping[str, Any]) -> ClusterConfig:
+    """Builds the configuration from a parsed document. Raises ConfigError; unknown keys are errors."""
+    config: ClusterConfig = _build(ClusterConfig, values, "")
+    return config
+
+
+def to_mapping(config: ClusterConfig) -> dict[str, Any]:
+    """Inverse of `from_mapping`: plain data, for passing a configuration to another process."""
+    return asdict(config)

@@ -1,0 +1,46 @@
+"""The seam between schedulers and the model: a batch of sequence slices in, sampled tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.kv.cache import KvCache
+from tandem.model.spec import ModelSpec
+from tandem.types import BlockId, SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceSlice:
+    """The part of one sequence that an iteration computes: a prefill chunk, or the one newest token in decode.
+
+    `token_ids` are at context positions `num_computed .. num_computed + len(token_ids)`; the KV of all earlier
+    positions is in the cache. `block_ids` is the block table, long enough for all of them. With `sampling` set, the
+    token after the slice is sampled; `output_position` is its index in the output (first token: 0).
+    """
+
+    token_ids: Sequence[int]
+    num_computed: int
+    block_ids: Sequence[BlockId]
+    sampling: SamplingParams | None
+    output_position: int = 0
+
+
+LayerHook = Callable[[int], None]
+"""Called with the layer index as soon as that layer's K and V of the whole batch are in the cache."""
+
+
+class Executor(Protocol):
+    """One model replica with its KV cache. Not thread-safe: one engine thread drives it."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's shape."""
+
+    @property
+    def cache(self) -> KvCache:
+        """The paged KV cache that slices point into."""
+
+    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[int | None]:
+        """Runs one iteration over the flat batch. One entry per slice: the sampled token, or None without sampling."""

@@ -1,0 +1,105 @@
+"""Who is in the cluster: workers' records in Redis, kept alive by their own heartbeats.
+
+Owns the key layout and the lease arithmetic; decides nothing about what to do with a worker that left. A record
+lives as long as its owner renews it, so a lost Redis loses nothing: owners write their records again.
+
+Keys (prefix `tandem:{cluster}:`): `epoch` (counter), `worker:{id}` (JSON, TTL), channel `workers` (a worker's id is
+published whenever its record appears, changes state or goes).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import redis.asyncio as aioredis
+
+from tandem.types import Epoch, Role, WorkerId
+
+WorkerState = Literal["ready", "draining"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerLoad:
+    """What a worker last said of itself; sent with every heartbeat."""
+
+    num_free_blocks: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRecord:
+    """One registered worker. `fingerprint` is `tandem.model.spec.fingerprint`: only equal ones may be paired."""
+
+    worker_id: WorkerId
+    role: Role
+    address: str
+    epoch: Epoch
+    fingerprint: str
+    model: str
+    max_context_tokens: int
+    num_blocks: int
+    block_size: int
+    transport: str
+    pid: int
+    state: WorkerState = "ready"
+    load: WorkerLoad = WorkerLoad()
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> WorkerRecord:
+        """Inverse of `to_json`. Raises ValueError or TypeError for anything else."""
+        values = json.loads(text)
+        load = WorkerLoad(**values.pop("load"))
+        return cls(**{**values, "role": Role(values["role"]), "load": load})
+
+
+class Registry:
+    """A client of the registry; one per process. Methods raise `redis.RedisError` when Redis is away."""
+
+    def __init__(self, redis_url: str, *, cluster: str, ttl_s: float) -> None:
+        self._redis = aioredis.from_url(redis_url, socket_connect_timeout=2.0, socket_timeout=5.0)
+        self._prefix = f"tandem:{cluster}:"
+        self._ttl_ms = int(ttl_s * 1000)
+
+    async def next_epoch(self) -> Epoch:
+        """A number larger than any given before in this cluster."""
+        return Epoch(int(await self._redis.incr(self._prefix + "epoch")))
+
+    async def put(self, record: WorkerRecord) -> None:
+        """Writes or renews a record for ttl_s, and tells watchers when it is new or changed state."""
+        key = f"{self._prefix}worker:{record.worker_id}"
+        old = await self._redis.set(key, record.to_json(), px=self._ttl_ms, get=True)
+        if old is None or WorkerRecord.from_json(old).state != record.state:
+            await self._redis.publish(self._prefix + "workers", record.worker_id)
+
+    async def remove(self, worker_id: WorkerId) -> None:
+        """Takes a worker out at once."""
+        await self._redis.delete(f"{self._prefix}worker:{worker_id}")
+        await self._redis.publish(self._prefix + "workers", worker_id)
+
+    async def workers(self) -> list[WorkerRecord]:
+        """All live records, by id."""
+        keys = [key async for key in self._redis.scan_iter(match=self._prefix + "worker:*", count=1000)]
+        values = await self._redis.mget(keys) if keys else []
+        return sorted((WorkerRecord.from_json(v) for v in values if v is not None), key=lambda r: r.worker_id)
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields whenever some record appeared, changed state or was removed; expiry is silent, so also poll."""
+        async with self._redis.pubsub() as pubsub:
+            await pubsub.subscribe(self._prefix + "workers")
+            yield
+            async for message in pubsub.listen():
+                if message["type"] == "message":
+                    yield
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._redis.aclose()
