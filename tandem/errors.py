@@ -142,7 +142,7 @@ WIRE_STATUS: dict[type[TandemError], WireStatus] = {
     ClusterError: _INTERNAL,
 }
 
-BY_CODE: dict[str, type[TandemError]] = {cls.code: cls for cls in reversed(WIRE_STATUS)}
+BY_CODE: dict[str, type[TandemError]] = {cls.code: cls for cls in WIRE_STATUS}
 
 
 def wire_status(error: TandemError) -> WireStatus:

@@ -1,0 +1,23 @@
+"""Channels to workers and routers: message sizes, keepalive that notices a dead host, quick reconnects, no proxies."""
+
+from __future__ import annotations
+
+import grpc
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A lazy channel to `address` (host:port). It connects with the first call; close it when done."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

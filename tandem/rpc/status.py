@@ -1,0 +1,99 @@
+"""Typed errors across gRPC: a TandemError to a status with trailing metadata, and a failed call back to a TandemError.
+
+Trailing metadata: `tandem-code` (the error's stable name), `tandem-param` (the field to blame), `retry-after`
+(seconds). Owns the translation only; which status an error has is the table's in `tandem/errors.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Never
+
+import grpc
+
+from tandem.errors import (
+    BY_CODE,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    RequestCancelled,
+    TandemError,
+    WorkerUnavailable,
+    wire_status,
+)
+
+CODE_KEY = "tandem-code"
+PARAM_KEY = "tandem-param"
+RETRY_AFTER_KEY = "retry-after"
+
+_LOG = logging.getLogger(__name__)
+
+_BY_STATUS: dict[grpc.StatusCode, type[TandemError]] = {
+    grpc.StatusCode.UNAVAILABLE: WorkerUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: RequestCancelled,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+}
+
+
+def status_code(error: TandemError) -> grpc.StatusCode:
+    """The gRPC status of `error`."""
+    code: grpc.StatusCode = grpc.StatusCode[wire_status(error).grpc]
+    return code
+
+
+def trailing_metadata(error: TandemError) -> tuple[tuple[str, str], ...]:
+    """What travels beside the status; values are ASCII, as gRPC demands."""
+    pairs = [(CODE_KEY, error.code)]
+    if error.param is not None:
+        pairs.append((PARAM_KEY, error.param.encode("ascii", "backslashreplace").decode("ascii")))
+    if error.retry_after_s is not None:
+        pairs.append((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"))
+    return tuple(pairs)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: TandemError) -> Never:
+    """Ends the call with the status of `error`. Always raises."""
+    await context.abort(status_code(error), error.message, trailing_metadata(error))
+
+
+@asynccontextmanager
+async def typed_errors(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Around a handler's body: a TandemError ends the call with its status, a bug with INTERNAL and a logged trace."""
+    try:
+        yield
+    except TandemError as exc:
+        await abort(context, exc)
+    except grpc.aio.AbortError:
+        raise
+    except Exception as exc:
+        _LOG.exception("a gRPC handler failed")
+        await abort(context, TandemError(f"internal error ({type(exc).__name__})"))
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> TandemError:
+    """The TandemError that the peer raised; without `tandem-code`, the one nearest to the status."""
+    metadata = _text_metadata(error.trailing_metadata() or ())
+    cls = BY_CODE.get(metadata.get(CODE_KEY, "")) or _BY_STATUS.get(error.code(), TandemError)
+    message = error.details() or f"the peer ended the call with {error.code().name}"
+    retry_after_s = _seconds(metadata.get(RETRY_AFTER_KEY))
+    return cls(message, param=metadata.get(PARAM_KEY), retry_after_s=retry_after_s)
+
+
+def _text_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+    return {key: value for key, value in metadata if isinstance(value, str)}
+
+
+def _seconds(text: str | None) -> float | None:
+    """A peer's number; None where it is absent or no usable number."""
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
