@@ -1,0 +1,46 @@
+"""Reads the cluster's configuration from a YAML or JSON file, and lays the command line's values over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tandem.config import ClusterConfig, from_mapping, to_mapping
+from tandem.errors import ConfigError
+
+
+def load_config(path: Path | None, overrides: Mapping[str, Any]) -> ClusterConfig:
+    """The file's configuration (defaults where there is none) with `overrides`, e.g. {"router.grpc_port": 0}, on top.
+
+    Overrides that are None are left out. Raises ConfigError naming the file, the key, the value and its bound.
+    """
+    config = ClusterConfig() if path is None else _read(path)
+    values = to_mapping(config)
+    for key, value in overrides.items():
+        if value is not None:
+            _set(values, key, value)
+    return from_mapping(values)
+
+
+def _read(path: Path) -> ClusterConfig:
+    try:
+        document = yaml.safe_load(path.read_text())  # JSON is YAML
+    except OSError as exc:
+        raise ConfigError(f"the configuration {path} cannot be read: {exc.strerror}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        detail = " ".join(str(exc).split())
+        raise ConfigError(f"the configuration {path} is not YAML or JSON: {detail}") from exc
+    try:
+        return from_mapping({} if document is None else document)
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: {exc.message}", param=exc.param) from exc
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        values = values[section]
+    values[name] = value

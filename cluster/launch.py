@@ -1,0 +1,267 @@
+"""Brings a cluster up and takes it down: Redis, Ray with both pools, and the router, side by side.
+
+Owns the order and the clean-up, whatever fails half way: nothing that was started here is left. Takes down in reverse
+order: the router drains first, so that no request loses its workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from cluster.embedded_redis import EmbeddedRedis, check_redis
+from cluster.events import Phase, Progress, SilentProgress, WorkerInfo
+from cluster.placement import WorkerPlacement, plan_placement
+from cluster.pools import WORKER_CLASSES, RayPools
+from cluster.processes import kill_children
+from cluster.ray_local import LocalRay
+from cluster.router_process import ROUTER_COMMAND, RouterEndpoints, RouterProcess
+from tandem.config import ClusterConfig, to_mapping
+from tandem.errors import ClusterError
+from tandem.types import Role
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+WORKER_HOST = "127.0.0.1"
+"""Ray runs on this machine only, so workers meet on the loopback address."""
+RUN_PREFIX = "tandem-run-"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterInfo:
+    """A running cluster, as the ready file has it. `startup` holds phases that overlap; seconds from the start."""
+
+    grpc: str
+    http: str
+    redis: str
+    workers: tuple[WorkerInfo, ...]
+    startup: tuple[Phase, ...]
+    router_startup: dict[str, float]
+    total_s: float
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What the processes are made of: replaceable, so that the launcher is testable apart from a model."""
+
+    worker_classes: Mapping[Role, str]
+    router_command: tuple[str, ...]
+
+
+REAL_PARTS = Parts(worker_classes=WORKER_CLASSES, router_command=ROUTER_COMMAND)
+
+
+def usable_cores() -> list[int]:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """Runs both; when one fails, the other is cancelled and over before the error is raised."""
+    one, two = asyncio.create_task(first), asyncio.create_task(second)
+    try:
+        return await asyncio.gather(one, two)
+    finally:
+        one.cancel()
+        two.cancel()
+        await asyncio.gather(one, two, return_exceptions=True)
+
+
+class ClusterLauncher:
+    """Starts and stops one cluster; also an async context manager. `start_timeout_s` bounds the whole start."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        progress: Progress | None = None,
+        verbose: bool = False,
+        start_timeout_s: float = 600.0,
+        parts: Parts = REAL_PARTS,
+    ) -> None:
+        self._config = config
+        self._progress: Progress = progress or SilentProgress()
+        self._verbose = verbose
+        self._start_timeout_s = start_timeout_s
+        self._parts = parts
+        self._redis: EmbeddedRedis | None = None
+        self._router: RouterProcess | None = None
+        self._ray = LocalRay(verbose=verbose)
+        self._pools: RayPools | None = None
+        self._watchers: list[asyncio.Task[None]] = []
+        self._phases: list[Phase] = []
+        self._began = 0.0
+        self._run_dir: Path | None = None
+
+    async def __aenter__(self) -> ClusterInfo:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> ClusterInfo:
+        """Returns when requests will be served. Raises TandemError; then, as when cancelled, nothing is left."""
+        self._began = time.monotonic()
+        self._run_dir = Path(tempfile.mkdtemp(prefix=RUN_PREFIX))
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                return await self._start()
+        except TimeoutError as exc:
+            await self.stop(drain=False)
+            raise ClusterError(f"the cluster was not ready within {self._start_timeout_s:g} s") from exc
+        except BaseException:
+            await self.stop(drain=False)
+            raise
+
+    async def _start(self) -> ClusterInfo:
+        redis_url = await self._start_redis()
+        endpoints, workers = await _both(self._start_router(redis_url), self._start_pools(redis_url))
+        self._watch()
+        return ClusterInfo(
+            grpc=endpoints.grpc,
+            http=endpoints.http,
+            redis=redis_url,
+            workers=tuple(workers),
+            startup=tuple(self._phases),
+            router_startup=endpoints.startup,
+            total_s=time.monotonic() - self._began,
+        )
+
+    async def _start_redis(self) -> str:
+        async with self._phase("Redis"):
+            url = self._config.registry.redis_url
+            if url:
+                await check_redis(url)
+                return url
+            self._redis = EmbeddedRedis()
+            await self._redis.start()
+            return self._redis.url
+
+    async def _start_router(self, redis_url: str) -> RouterEndpoints:
+        assert self._run_dir is not None
+        log = None if self._verbose else self._run_dir / "router.log"
+        self._router = RouterProcess(self._config, redis_url=redis_url, log=log, command=self._parts.router_command)
+        async with self._phase("router: process, imports, ports"):
+            endpoints = await self._router.start()
+        async with self._phase("router: waiting for workers"):
+            await self._router.serving()
+        return endpoints
+
+    async def _start_pools(self, redis_url: str) -> list[WorkerInfo]:
+        placements = plan_placement(
+            usable_cores(),
+            num_prefill=self._config.prefill.num_workers,
+            num_decode=self._config.decode.num_workers,
+            pin=self._config.pin_cores,
+        )
+        self._pools = RayPools(
+            self._ray,
+            placements,
+            settings_of=lambda place: self._settings(place, redis_url),
+            classes=self._parts.worker_classes,
+        )
+        async with self._phase("Ray"):
+            await self._pools.start_ray()
+        async with self._phase("workers: processes, model, registration"):
+            await self._pools.create()
+            return await self._pools.wait_ready(self._worker_ready)
+
+    def _settings(self, place: WorkerPlacement, redis_url: str) -> dict[str, Any]:
+        return {
+            "config": to_mapping(self._config),
+            "worker_id": str(place.worker_id),
+            "redis_url": redis_url,
+            "host": WORKER_HOST,
+            "cores": list(place.cores),
+        }
+
+    def _worker_ready(self, info: WorkerInfo) -> None:
+        self._progress.note(f"worker {info.worker_id} is ready at {info.address}")
+
+    def _watch(self) -> None:
+        assert self._pools is not None
+        assert self._router is not None
+        note = self._progress.note
+        watching = [self._pools.watch(note), self._router.supervise(note)]
+        if self._redis is not None:
+            watching.append(self._redis.supervise(note))
+        self._watchers = [asyncio.create_task(watcher) for watcher in watching]
+
+    @asynccontextmanager
+    async def _phase(self, name: str) -> AsyncIterator[None]:
+        start_s = time.monotonic() - self._began
+        self._progress.begin(name)
+        end_s: float | None = None
+        try:
+            yield
+            end_s = time.monotonic() - self._began
+        finally:
+            phase = Phase(name=name, start_s=start_s, end_s=end_s or time.monotonic() - self._began)
+            self._phases.append(phase)
+            self._progress.done(phase)
+
+    async def stop(self, *, drain: bool = True) -> None:
+        """Drains, then stops everything that was started. Idempotent; goes on past a part that cannot be stopped.
+
+        Raises ClusterError at the end when some part had to be killed.
+        """
+        await self._end_watchers()
+        timeout_s = self._config.drain_timeout_s if drain else 1.0
+        killed: list[str] = []
+        try:
+            if self._router is not None and not await self._router.stop(timeout_s=timeout_s + 2.0):
+                killed.append("router")
+        finally:
+            try:
+                killed += await self._stop_pools(timeout_s if drain else 0.0)
+            finally:
+                self._stop_rest()
+        if killed and drain:
+            raise ClusterError(f"these processes did not end by themselves and were killed: {', '.join(killed)}")
+
+    async def _end_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            watcher.cancel()
+        for result in await asyncio.gather(*watchers, return_exceptions=True):
+            if isinstance(result, Exception):
+                self._progress.note(f"a watcher of the cluster had ended early: {result!r}")
+
+    async def _stop_pools(self, drain_s: float) -> list[str]:
+        pools, self._pools = self._pools, None
+        if pools is not None and drain_s > 0:
+            await pools.drain(drain_s)
+        return await (self._ray if pools is None else pools).stop()
+
+    def _stop_rest(self) -> None:
+        if self._redis is not None:
+            self._redis.stop()
+        if self._run_dir is not None:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+            self._run_dir = None
+
+    def force_stop(self) -> None:
+        """Kills everything at once; nothing drains. The process should exit right after."""
+        kill_children()
+        if self._ray.temp_dir is not None:
+            shutil.rmtree(self._ray.temp_dir, ignore_errors=True)
+        self._stop_rest()

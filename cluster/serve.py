@@ -1,0 +1,101 @@
+"""Runs something on a cluster until it is done or a signal ends it, and writes the ready file.
+
+The first SIGINT or SIGTERM drains and stops everything; a second one kills it at once and exits with status 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from cluster.launch import ClusterInfo, ClusterLauncher
+from tandem.errors import ClusterError
+
+T = TypeVar("T")
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+async def with_cluster(
+    launcher: ClusterLauncher,
+    body: Callable[[ClusterInfo], Awaitable[T]],
+    *,
+    on_stop: Callable[[], None],
+) -> T | None:
+    """Starts the cluster, runs `body`, stops the cluster. None when a signal ended it; `on_stop` is told of that first.
+
+    Raises what start, body or stop raise. Replaces the handlers of the stop signals while it runs.
+    """
+
+    async def whole() -> T:
+        async with launcher as info:
+            return await body(info)
+
+    task = asyncio.create_task(whole())
+    signalled = False
+
+    def handle() -> None:
+        nonlocal signalled
+        if signalled:
+            launcher.force_stop()
+            os._exit(1)
+        signalled = True
+        on_stop()
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, handle)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not signalled:
+            raise
+        return None
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def serve(
+    launcher: ClusterLauncher,
+    *,
+    ready_file: Path | None,
+    on_ready: Callable[[ClusterInfo], None],
+    on_stop: Callable[[], None],
+) -> None:
+    """Keeps a cluster up until a signal. The ready file exists exactly while requests are served."""
+
+    async def body(info: ClusterInfo) -> None:
+        with _present(ready_file, info.to_json()):
+            on_ready(info)
+            await asyncio.Event().wait()
+
+    await with_cluster(launcher, body, on_stop=on_stop)
+
+
+@contextmanager
+def _present(path: Path | None, text: str) -> Iterator[None]:
+    if path is None:
+        yield
+        return
+    write_atomically(path, text)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file that is either absent or complete. Raises ClusterError when it cannot be written."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_text(text)
+        scratch.replace(path)
+    except OSError as exc:
+        raise ClusterError(f"the ready file {path} cannot be written: {exc.strerror}") from exc

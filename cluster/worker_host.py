@@ -1,0 +1,52 @@
+"""The Ray actor class: loads the real worker in its own process and forwards to it.
+
+The driver names the worker's class as text, so that it never imports torch or a model itself.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any, Protocol
+
+
+class WorkerActor(Protocol):
+    """What `prefill_pool.actor.PrefillActor` and `decode_pool.actor.DecodeActor` look like."""
+
+    def ready(self) -> dict[str, Any]:
+        """Blocks until the worker is registered."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Stops admission and waits for what runs; False when time ran out."""
+
+    def stop(self) -> None:
+        """Ends everything."""
+
+    def ping(self) -> int:
+        """The process id."""
+
+
+class WorkerHost:
+    """One worker in one Ray process. `class_path` is "module:Class", built with the one argument `settings`."""
+
+    def __init__(self, class_path: str, settings: dict[str, Any]) -> None:
+        if settings["cores"] and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, settings["cores"])
+        module, _, name = class_path.partition(":")
+        self._worker: WorkerActor = getattr(import_module(module), name)(settings)
+
+    def ready(self) -> dict[str, Any]:
+        """See `WorkerActor`."""
+        return self._worker.ready()
+
+    def drain(self, timeout_s: float) -> bool:
+        """See `WorkerActor`."""
+        return self._worker.drain(timeout_s)
+
+    def stop(self) -> None:
+        """See `WorkerActor`."""
+        self._worker.stop()
+
+    def ping(self) -> int:
+        """See `WorkerActor`."""
+        return self._worker.ping()

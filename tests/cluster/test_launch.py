@@ -1,0 +1,135 @@
+"""The launcher with a real Redis and a real Ray, and workers and a router without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from redis import Redis
+
+from cluster.events import Phase
+from cluster.launch import ClusterLauncher, Parts
+from cluster.serve import serve
+from tandem.config import ClusterConfig, ModelConfig, RegistryConfig, RouterConfig
+from tandem.errors import ClusterError
+from tandem.types import Role
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+TINY_ROUTER = (sys.executable, str(HERE / "tiny_router.py"))
+
+
+def tiny_parts(worker: str = "TinyWorker") -> Parts:
+    return Parts(
+        worker_classes=dict.fromkeys(Role, f"tests.cluster.tiny_worker:{worker}"), router_command=TINY_ROUTER
+    )
+
+
+def make_config(cluster: str = "tiny", source: str = "none") -> ClusterConfig:
+    return ClusterConfig(
+        cluster=cluster,
+        model=ModelConfig(source=source),
+        router=RouterConfig(grpc_port=0, http_port=0),
+        drain_timeout_s=2.0,
+    )
+
+
+class Recorder:
+    """Keeps what it is told and lets a test wait for a note."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.changed = asyncio.Event()
+
+    def begin(self, name: str) -> None:
+        pass
+
+    def done(self, phase: Phase) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self.changed.set()
+
+    async def until(self, wanted: Callable[[str], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not any(map(wanted, self.notes)):
+                self.changed.clear()
+                await self.changed.wait()
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def test_a_cluster_starts_restarts_what_dies_and_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        recorder = Recorder()
+        launcher = ClusterLauncher(make_config(), progress=recorder, parts=tiny_parts())
+        async with launcher as info:
+            assert sorted(worker.worker_id for worker in info.workers) == ["decode-0", "prefill-0"]
+            assert {phase.name for phase in info.startup} >= {"Redis", "Ray"}
+            assert json.loads(info.to_json())["grpc"] == info.grpc
+            Redis.from_url(info.redis).close()
+
+            os.kill(next(w.pid for w in info.workers if w.role == "decode"), signal.SIGKILL)
+            await recorder.until(lambda note: "worker decode-0 is back" in note)
+            router = next(p for p in children() if any("tiny_router" in word for word in p.cmdline()))
+            router.kill()
+            await recorder.until(lambda note: note == "the router is back")
+            valkey = next(p for p in children() if "valkey" in p.name())
+            valkey.kill()
+            await recorder.until(lambda note: "Redis died" in note)
+        assert not any("prefill-0 died" in note for note in recorder.notes)
+        assert children() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_router_that_cannot_start_takes_everything_down_with_its_own_words() -> None:
+    async def scenario() -> None:
+        launcher = ClusterLauncher(make_config(cluster="broken-router"), parts=tiny_parts())
+        with pytest.raises(ClusterError, match="the router's ports are taken"):
+            await launcher.start()
+        assert children() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_cannot_load_its_model_is_named_with_its_reason() -> None:
+    async def scenario() -> None:
+        launcher = ClusterLauncher(make_config(source="bad"), parts=tiny_parts())
+        with pytest.raises(Exception, match=r"worker \w+-0 could not be started: no such model"):
+            await launcher.start()
+        assert children() == []
+
+    asyncio.run(scenario())
+
+
+def test_an_external_redis_that_does_not_answer_is_named() -> None:
+    config = replace(make_config(), registry=RegistryConfig(redis_url="redis://127.0.0.1:1/0"))
+    with pytest.raises(ClusterError, match=r"no Redis answers at redis://127\.0\.0\.1:1/0"):
+        asyncio.run(ClusterLauncher(config, parts=tiny_parts()).start())
+
+
+def test_serving_ends_on_a_signal_and_takes_the_ready_file_away(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    seen: list[dict[str, object]] = []
+
+    def on_ready(_: object) -> None:
+        seen.append(json.loads(ready.read_text()))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    launcher = ClusterLauncher(make_config(), parts=tiny_parts())
+    asyncio.run(serve(launcher, ready_file=ready, on_ready=on_ready, on_stop=lambda: None))
+    assert seen[0]["redis"]
+    assert not ready.exists()
+    assert children() == []
