@@ -1,7 +1,7 @@
 """Reads GGUF files: scalar metadata, the tensor table, and tensors as fp32 from a memory map.
 
 The header is walked here because the gguf package's own reader builds an object per vocabulary entry, which takes
-seconds; its block layouts and dequantization are used as they are. Format: ggml's docs/gguf.md, versions 2 and 3.
+seconds; its table of block layouts is used as it is. Format: ggml's docs/gguf.md, versions 2 and 3.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from tandem.errors import ModelLoadError
+from tandem.model.dequantize import dequantize
 
 Scalar = int | float | bool | str
 
@@ -144,12 +145,9 @@ class GgufFile:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelLoadError(f"{self.path}: tensor {name} is missing")
-        block_size, type_size = gguf.GGML_QUANT_SIZES[tensor.quantization]
         raw: NDArray[np.uint8] = np.frombuffer(self.data, np.uint8, tensor.num_bytes, tensor.offset)
-        rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block_size * type_size)
         try:
-            values = gguf.dequantize(rows, tensor.quantization)
+            return dequantize(raw, tensor.quantization, tensor.shape)
         except NotImplementedError as exc:
             kind = tensor.quantization.name
             raise ModelLoadError(f"{self.path}: tensor {name} is {kind}, which cannot be dequantized") from exc
-        return torch.from_numpy(np.array(values, dtype=np.float32, copy=not values.flags.writeable))

@@ -1,0 +1,95 @@
+"""Attention over the paged cache with torch's own fused kernel; runs on every CPU.
+
+Slices of several tokens go one by one: their cost is arithmetic. Slices of one token go all together in one padded
+gather and one kernel call, the query heads of a KV head standing as rows: their cost is overhead and memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from tandem.kv.layout import KvLayout
+from tandem.model.batch import FlatBatch, SliceRange, context_rows
+
+
+def _gathered(layer: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`layer` `[num_blocks, 2, num_kv_heads, block_size, head_dim]` at `rows` `[...]`: `[..., head_dim]`."""
+    head_dim = layer.shape[-1]
+    return layer.view(-1, head_dim).index_select(0, rows.reshape(-1)).view(*rows.shape, head_dim)
+
+
+class _ChunkPlan:
+    """One slice of several tokens."""
+
+    def __init__(self, piece: SliceRange, layout: KvLayout, dtype: torch.dtype) -> None:
+        self._tokens = slice(piece.q_start, piece.q_end)
+        rows = context_rows(layout, piece.block_ids, piece.kv_length)
+        self._rows = rows.reshape(2, 1, layout.num_kv_heads, piece.kv_length)
+        self._mask = None
+        if piece.num_computed:
+            shape = (piece.q_end - piece.q_start, piece.kv_length)
+            self._mask = torch.full(shape, float("-inf"), dtype=dtype).triu_(piece.num_computed + 1)
+
+    def attend(self, query: torch.Tensor, layer: torch.Tensor, output: torch.Tensor) -> None:
+        keys, values = _gathered(layer, self._rows).unbind(0)
+        heads = query[self._tokens].transpose(0, 1).unsqueeze(0)
+        attended = functional.scaled_dot_product_attention(
+            heads, keys, values, attn_mask=self._mask, is_causal=self._mask is None, enable_gqa=True
+        )
+        output[self._tokens] = attended.squeeze(0).transpose(0, 1)
+
+
+class _TokensPlan:
+    """All slices of one token."""
+
+    def __init__(self, pieces: list[SliceRange], layout: KvLayout, dtype: torch.dtype) -> None:
+        longest = max(piece.kv_length for piece in pieces)
+        lengths = torch.tensor([piece.kv_length for piece in pieces])
+        tables = torch.nn.utils.rnn.pad_sequence([piece.block_ids for piece in pieces], batch_first=True)
+        # A padded place reads the sequence's own first block, so that it reads nothing that could be NaN or Inf.
+        positions = torch.arange(longest)
+        positions = positions.where(positions < lengths.unsqueeze(1), 0)
+        blocks = tables.gather(1, positions // layout.block_size)
+        planes = torch.arange(2 * layout.num_kv_heads).view(2, 1, -1, 1)
+        rows = (blocks[:, None] * (2 * layout.num_kv_heads) + planes) * layout.block_size
+        self._rows = rows + (positions % layout.block_size)[:, None]  # [2, num_pieces, num_kv_heads, longest]
+        self._tokens = torch.tensor([piece.q_start for piece in pieces])
+        past_end = torch.arange(longest) >= lengths.view(-1, 1, 1, 1)
+        self._mask = torch.zeros(past_end.shape, dtype=dtype).masked_fill_(past_end, float("-inf"))
+        self._num_kv_heads = layout.num_kv_heads
+
+    def attend(self, query: torch.Tensor, layer: torch.Tensor, output: torch.Tensor) -> None:
+        keys, values = _gathered(layer, self._rows).unbind(0)
+        tokens = query.index_select(0, self._tokens)
+        grouped = tokens.view(len(tokens), self._num_kv_heads, -1, tokens.shape[-1])
+        attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
+        output.index_copy_(0, self._tokens, attended.reshape(tokens.shape))
+
+
+class TorchAttentionPlan:
+    """One batch: its chunks, and its single tokens as one piece of work."""
+
+    def __init__(self, batch: FlatBatch, layout: KvLayout, dtype: torch.dtype) -> None:
+        single = [piece for piece in batch.slices if piece.q_end - piece.q_start == 1]
+        chunks = [piece for piece in batch.slices if piece.q_end - piece.q_start > 1]
+        self._parts: list[_ChunkPlan | _TokensPlan] = [_ChunkPlan(piece, layout, dtype) for piece in chunks]
+        if single:
+            self._parts.append(_TokensPlan(single, layout, dtype))
+
+    def attend(self, query: torch.Tensor, layer: torch.Tensor, output: torch.Tensor) -> None:
+        """See `AttentionPlan.attend`."""
+        for part in self._parts:
+            part.attend(query, layer, output)
+
+
+class TorchAttention:
+    """Plans batches for one cache layout."""
+
+    def __init__(self, layout: KvLayout, dtype: torch.dtype) -> None:
+        self._layout = layout
+        self._dtype = dtype
+
+    def plan(self, batch: FlatBatch) -> TorchAttentionPlan:
+        """See `AttentionBackend.plan`."""
+        return TorchAttentionPlan(batch, self._layout, self._dtype)
