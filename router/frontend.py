@@ -1,0 +1,222 @@
+"""What gRPC and HTTP share: from a prompt and options to a stream of text.
+
+Validates, tokenizes once, dispatches, and knows the requests that run here (for cancel, limits and drain). Which
+workers serve a request is the dispatcher's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator
+
+from router.dispatch import Dispatcher, ServedModel
+from router.output import OutputDelta
+from router.prompt import Prompt, check_prompt, tokenize
+from router.stop_strings import StopStrings
+from router.stream import OutputStream
+from router.timing import TokenClock
+from router.tokenizer import ChatTokenizer
+from router.validation import (
+    SamplingOptions,
+    check_options,
+    check_request_id,
+    resolve_sampling,
+    resolve_timeout,
+)
+from tandem.config import RouterConfig
+from tandem.errors import (
+    DuplicateRequest,
+    ModelNotFound,
+    Overloaded,
+    RequestCancelled,
+    RequestNotFound,
+    TandemError,
+    WorkerUnavailable,
+)
+from tandem.observability.metrics import RouterMetrics
+from tandem.types import Request, RequestId
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Slot:
+    """A place among the running requests; `stream` is set once it is dispatched."""
+
+    def __init__(self) -> None:
+        self.stream: OutputStream | None = None
+        self.ended_by: TandemError | None = None
+
+    def end(self, error: TandemError) -> None:
+        self.ended_by = error
+        if self.stream is not None:
+            self.stream.cancel(error)
+
+
+class Frontend:
+    """The open requests of one router. One event loop."""
+
+    def __init__(
+        self, *, dispatcher: Dispatcher, tokenizer: ChatTokenizer, config: RouterConfig, metrics: RouterMetrics
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.tokenizer = tokenizer
+        self.metrics = metrics
+        self._config = config
+        self._random = random.SystemRandom()
+        self._slots: dict[RequestId, _Slot] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+
+    @property
+    def num_running(self) -> int:
+        """Requests open here."""
+        return len(self._slots)
+
+    def served_model(self, name: str = "") -> ServedModel:
+        """The model `name`; empty means the only one. Raises ModelNotFound, WorkerUnavailable before any is ready."""
+        model = self.dispatcher.model()
+        if model is None:
+            raise WorkerUnavailable("no worker is ready yet; try again shortly", retry_after_s=1.0)
+        if name not in ("", model.name):
+            raise ModelNotFound(
+                f"the model {name!r} is not served here; this router serves {model.name!r}", param="model"
+            )
+        return model
+
+    async def open(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions,
+        *,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        arrival_s: float | None = None,
+    ) -> OutputStream:
+        """Starts a request. The caller must close the stream it gets, best with `async with`.
+
+        `arrival_s` is on the clock of `time.monotonic`; default now. Raises TandemError.
+        """
+        arrival_s = time.monotonic() if arrival_s is None else arrival_s
+        slot_id: RequestId | None = None
+        try:
+            model = self._check(prompt, options, request_id)
+            timeout_s = resolve_timeout(timeout_s, default_s=self._config.default_timeout_s)
+            slot_id = self._admit(request_id or uuid.uuid4().hex)
+            token_ids = await tokenize(self.tokenizer, prompt)
+            sampling = resolve_sampling(
+                options,
+                num_prompt_tokens=len(token_ids),
+                max_context_tokens=model.max_context_tokens,
+                eos_token_ids=self.tokenizer.eos_token_ids,
+                random_seed=self._random.getrandbits(63),
+            )
+            request = Request(
+                request_id=slot_id,
+                prompt_token_ids=tuple(token_ids),
+                sampling=sampling,
+                arrival_s=arrival_s,
+                deadline_s=arrival_s + timeout_s,
+            )
+            return self._start(request, options, time.monotonic())
+        except BaseException as exc:
+            self._release(slot_id)
+            code = exc.code if isinstance(exc, TandemError) else RequestCancelled.code
+            self.metrics.requests.labels(code=code).inc()
+            raise
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions,
+        *,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        arrival_s: float | None = None,
+    ) -> AsyncIterator[OutputDelta]:
+        """`open` as a plain generator; close it (`contextlib.aclosing`) to stop the request early."""
+        opened = self.open(prompt, options, request_id=request_id, timeout_s=timeout_s, arrival_s=arrival_s)
+        async with await opened as stream:
+            async for delta in stream:
+                yield delta
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a running request. Raises RequestNotFound."""
+        slot = self._slots.get(RequestId(request_id))
+        if slot is None:
+            raise RequestNotFound(f"no request {request_id!r} runs here", param="request_id")
+        slot.end(RequestCancelled(f"the request {request_id!r} was cancelled"))
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuses new requests, waits `grace_s` seconds for the running ones, then ends them. Idempotent."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout=grace_s)
+        except TimeoutError:
+            for slot in list(self._slots.values()):
+                slot.end(WorkerUnavailable("the router is shutting down"))
+            await self._idle.wait()
+
+    def _check(self, prompt: Prompt, options: SamplingOptions, request_id: str) -> ServedModel:
+        model = self.served_model()
+        check_options(options, vocab_size=self.tokenizer.vocab_size)
+        check_prompt(prompt, vocab_size=self.tokenizer.vocab_size)
+        if request_id:
+            check_request_id(request_id)
+        return model
+
+    def _admit(self, request_id: str) -> RequestId:
+        if self._draining:
+            raise WorkerUnavailable("the router is shutting down")
+        if len(self._slots) >= self._config.max_running_requests:
+            raise Overloaded(f"{len(self._slots)} requests are running, the most this router takes", retry_after_s=1.0)
+        slot_id = RequestId(request_id)
+        if slot_id in self._slots:
+            raise DuplicateRequest(f"a request with the id {request_id!r} is running", param="request_id")
+        self._slots[slot_id] = _Slot()
+        self._idle.clear()
+        self.metrics.running.inc()
+        return slot_id
+
+    def _release(self, slot_id: RequestId | None) -> None:
+        if slot_id is not None and self._slots.pop(slot_id, None) is not None:
+            self.metrics.running.dec()
+            if not self._slots:
+                self._idle.set()
+
+    def _start(self, request: Request, options: SamplingOptions, tokenized_s: float) -> OutputStream:
+        slot = self._slots[request.request_id]
+        if slot.ended_by is not None:
+            raise slot.ended_by
+        slot.stream = OutputStream(
+            request,
+            self.dispatcher.dispatch(request),
+            detokenizer=self.tokenizer.detokenizer(),
+            stop=StopStrings(options.stop),
+            clock=TokenClock(arrival_s=request.arrival_s, tokenized_s=tokenized_s),
+            max_buffered_tokens=self._config.output_buffer_tokens,
+            on_closed=self._closed,
+        )
+        return slot.stream
+
+    def _closed(self, stream: OutputStream) -> None:
+        self._release(stream.request.request_id)
+        clock, metrics = stream.clock, self.metrics
+        outcome = stream.outcome or RequestCancelled.code
+        metrics.requests.labels(code=outcome).inc()
+        metrics.prompt_tokens.inc(len(stream.request.prompt_token_ids))
+        metrics.cached_tokens.inc(stream.usage.cached_tokens if stream.usage is not None else 0)
+        metrics.completion_tokens.inc(clock.num_tokens)
+        metrics.request_duration.observe(clock.elapsed_s(time.monotonic()))
+        if (ttft_s := clock.ttft_s()) is not None:
+            metrics.time_to_first_token.observe(ttft_s)
+        for gap_s in clock.gaps_s():
+            metrics.time_between_tokens.observe(gap_s)
+        _LOG.info(
+            "request ended",
+            extra={"request_id": stream.request.request_id, "code": outcome, "num_tokens": clock.num_tokens},
+        )

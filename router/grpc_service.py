@@ -1,0 +1,138 @@
+"""The gRPC face of the router: tandem.v1.Inference and tandem.v1.Admin. Translates; the frontend does the work."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+
+from router.frontend import Frontend
+from router.output import OutputDelta
+from router.prompt import Conversation, Prompt
+from router.validation import SamplingOptions
+from tandem.errors import InvalidRequest
+from tandem.rpc.convert import finish_reason_to_proto
+from tandem.rpc.status import typed_errors
+from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+SERVICE_NAMES = ("tandem.v1.Inference", "tandem.v1.Admin")
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Streams are written, not yielded: so a cancelled call unwinds here, at once, and its request is stopped."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._created = int(time.time())
+
+    async def Generate(  # type: ignore[override]
+        self, request: inference_pb2.GenerateRequest, context: _Context
+    ) -> None:
+        """See the proto."""
+        async with typed_errors(context):
+            await self._stream(_prompt(request), request, context)
+
+    async def Chat(self, request: inference_pb2.ChatRequest, context: _Context) -> None:  # type: ignore[override]
+        """See the proto."""
+        async with typed_errors(context):
+            messages = tuple({"role": message.role, "content": message.content} for message in request.messages)
+            await self._stream(Conversation(messages=messages), request, context)
+
+    async def Cancel(self, request: inference_pb2.CancelRequest, context: _Context) -> inference_pb2.CancelResponse:
+        """See the proto."""
+        async with typed_errors(context):
+            self._frontend.cancel(request.request_id)
+        return inference_pb2.CancelResponse()
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: _Context
+    ) -> inference_pb2.ListModelsResponse:
+        """See the proto. Empty while no worker is ready."""
+        async with typed_errors(context):
+            model = self._frontend.dispatcher.model()
+        models = [] if model is None else [model]
+        return inference_pb2.ListModelsResponse(
+            models=[
+                inference_pb2.Model(name=m.name, max_context_tokens=m.max_context_tokens, created=self._created)
+                for m in models
+            ]
+        )
+
+    async def _stream(
+        self,
+        prompt: Prompt,
+        request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest,
+        context: _Context,
+    ) -> None:
+        arrival_s = time.monotonic()
+        self._frontend.served_model(request.model)
+        opened = self._frontend.open(
+            prompt,
+            options_from_proto(request.sampling),
+            request_id=request.request_id,
+            timeout_s=request.timeout_s,
+            arrival_s=arrival_s,
+        )
+        async with await opened as stream:
+            async for delta in stream:
+                await context.write(_response(stream.request.request_id, delta))
+
+
+class AdminService(inference_pb2_grpc.AdminServicer):
+    """What the router sees of the cluster."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def GetClusterStatus(
+        self, request: inference_pb2.GetClusterStatusRequest, context: _Context
+    ) -> inference_pb2.ClusterStatus:
+        """See the proto."""
+        async with typed_errors(context):
+            status = await self._frontend.dispatcher.status()
+        return status
+
+
+def register(server: grpc.aio.Server, frontend: Frontend) -> None:
+    """Adds both services to a server that has not started."""
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), server)
+    inference_pb2_grpc.add_AdminServicer_to_server(AdminService(frontend), server)
+
+
+def options_from_proto(sampling: common_pb2.SamplingParams) -> SamplingOptions:
+    """Presence is kept: a field that was not set is None."""
+
+    def given(name: str) -> Any:
+        return getattr(sampling, name) if sampling.HasField(name) else None  # type: ignore[arg-type]
+
+    return SamplingOptions(
+        temperature=given("temperature"),
+        top_p=given("top_p"),
+        top_k=given("top_k"),
+        seed=given("seed"),
+        max_tokens=given("max_tokens"),
+        stop=tuple(sampling.stop),
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
+    which = request.WhichOneof("prompt")
+    if which is None:
+        raise InvalidRequest("prompt is empty: set text or token_ids", param="prompt")
+    return request.text if which == "text" else tuple(request.token_ids.ids)
+
+
+def _response(request_id: str, delta: OutputDelta) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(
+        request_id=request_id,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        finish_reason=finish_reason_to_proto(delta.finish_reason),
+        usage=delta.usage,
+        timings=delta.timings,
+    )

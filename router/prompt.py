@@ -1,0 +1,66 @@
+"""The three forms of a prompt, their checks, and the one tokenization of each request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from router.tokenizer import ChatTokenizer
+from router.validation import check_text, check_token_ids
+from tandem.errors import InvalidRequest
+
+ROLES = ("system", "user", "assistant")
+_INLINE_CHARS = 2_000
+"""Longer texts are tokenized in a thread, so that other streams do not wait for them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """A chat prompt: messages with "role" and "content", oldest first."""
+
+    messages: tuple[Mapping[str, str], ...]
+
+
+Prompt = str | Sequence[int] | Conversation
+
+
+def check_prompt(prompt: Prompt, *, vocab_size: int) -> None:
+    """Raises InvalidRequest for an empty prompt, text without a UTF-8 form, ids outside the vocabulary, odd roles."""
+    if isinstance(prompt, Conversation):
+        _check_messages(prompt.messages)
+    elif isinstance(prompt, str):
+        check_text(prompt, param="prompt")
+    elif not prompt:
+        raise InvalidRequest("prompt is empty", param="prompt")
+    else:
+        check_token_ids(prompt, vocab_size=vocab_size, param="prompt")
+
+
+async def tokenize(tokenizer: ChatTokenizer, prompt: Prompt) -> Sequence[int]:
+    """The prompt's token ids. Raises InvalidRequest when the chat template refuses the messages."""
+    if isinstance(prompt, Conversation):
+        messages = prompt.messages
+        size = sum(len(message["content"]) for message in messages)
+        return await _run(size, lambda: tokenizer.encode_chat(messages))
+    if isinstance(prompt, str):
+        text = prompt
+        return await _run(len(text), lambda: tokenizer.encode(text))
+    return prompt
+
+
+async def _run(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
+    return encode() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(encode)
+
+
+def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
+    if not messages:
+        raise InvalidRequest("messages is empty", param="messages")
+    for i, message in enumerate(messages):
+        if message["role"] not in ROLES:
+            raise InvalidRequest(
+                f"messages[{i}].role must be one of {', '.join(ROLES)}, got {message['role']!r}",
+                param=f"messages[{i}].role",
+            )
+        if message["content"]:
+            check_text(message["content"], param=f"messages[{i}].content")

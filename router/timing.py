@@ -1,0 +1,65 @@
+"""When one request's tokens came, and what follows from that: TTFT, time between tokens, percentiles."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import pairwise
+
+from router.dispatch import DispatchResult
+from tandem.rpc.tandem.v1 import inference_pb2
+
+
+class TokenClock:
+    """Arrival times at the router, in seconds on its monotonic clock."""
+
+    def __init__(self, *, arrival_s: float, tokenized_s: float) -> None:
+        self._arrival_s = arrival_s
+        self._tokenized_s = tokenized_s
+        self._token_times_s = array("d")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self._token_times_s)
+
+    def tick(self, now: float) -> None:
+        """A token came."""
+        self._token_times_s.append(now)
+
+    def ttft_s(self) -> float | None:
+        """From arrival to the first token; None before it."""
+        return self._token_times_s[0] - self._arrival_s if self._token_times_s else None
+
+    def gaps_s(self) -> list[float]:
+        """Between neighbouring tokens, in order."""
+        times = self._token_times_s
+        return [later - earlier for earlier, later in pairwise(times)]
+
+    def elapsed_s(self, now: float) -> float:
+        """From arrival to `now`."""
+        return now - self._arrival_s
+
+    def timings(self, result: DispatchResult) -> inference_pb2.RequestTimings:
+        """The timeline of an ended request."""
+        gaps = sorted(self.gaps_s())
+        last_s = self._token_times_s[-1] if self._token_times_s else self._arrival_s
+        return inference_pb2.RequestTimings(
+            ttft_s=self.ttft_s() or 0.0,
+            tbt_p50_s=percentile(gaps, 0.50),
+            tbt_p99_s=percentile(gaps, 0.99),
+            total_s=last_s - self._arrival_s,
+            tokenize_s=self._tokenized_s - self._arrival_s,
+            prefill=result.prefill,
+            decode=result.decode,
+            prefill_worker=result.prefill_worker,
+            decode_worker=result.decode_worker or "",
+        )
+
+
+def percentile(ascending: Sequence[float], fraction: float) -> float:
+    """Nearest-rank percentile; 0 of nothing."""
+    if not ascending:
+        return 0.0
+    rank = -(-fraction * len(ascending) // 1)
+    return ascending[max(0, int(rank) - 1)]

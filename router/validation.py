@@ -1,0 +1,137 @@
+"""What a client may ask: bounds of every field, and the defaults that depend on model and prompt. Pure.
+
+The same checks and messages for gRPC and HTTP; `param` is the field's name in both.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from tandem.errors import ContextLengthExceeded, InvalidRequest
+from tandem.types import MAX_STOP_STRINGS, SamplingParams
+
+MAX_TIMEOUT_S = 86_400.0
+MAX_TOP_K = 2**31 - 1
+MAX_SEED = 2**64 - 1
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingOptions:
+    """What a client said about sampling; None where it said nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    max_tokens_field: str = "max_tokens"
+    """What the client's protocol calls max_tokens; for messages."""
+
+
+def check_options(options: SamplingOptions, *, vocab_size: int) -> None:
+    """Everything that can be said without the prompt. Raises InvalidRequest that names field, value and bound."""
+    _check_number("temperature", options.temperature, low=0.0, high=2.0)
+    _check_number("top_p", options.top_p, low=0.0, high=1.0, open_low=True)
+    _check_number("top_k", options.top_k, low=0, high=MAX_TOP_K)
+    _check_number("seed", options.seed, low=0, high=MAX_SEED)
+    _check_number(options.max_tokens_field, options.max_tokens, low=1, high=math.inf)
+    _check_stop(options.stop)
+    check_token_ids(options.stop_token_ids, vocab_size=vocab_size, param="stop_token_ids")
+
+
+def check_text(text: str, *, param: str) -> None:
+    """Raises InvalidRequest for an empty text or one that has no UTF-8 form."""
+    if not text:
+        raise InvalidRequest(f"{param} is empty", param=param)
+    if (bad := _SURROGATE.search(text)) is not None:
+        raise InvalidRequest(f"{param} holds a lone surrogate at character {bad.start()}", param=param)
+
+
+def check_token_ids(token_ids: Sequence[int], *, vocab_size: int, param: str) -> None:
+    """Raises InvalidRequest for an id outside the vocabulary."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    at, bad = next((i, t) for i, t in enumerate(token_ids) if not 0 <= t < vocab_size)
+    raise InvalidRequest(f"{param}[{at}] must be 0 to {vocab_size - 1} (the vocabulary), got {bad}", param=param)
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises InvalidRequest unless it is 1 to 128 printable ASCII characters without spaces."""
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequest(
+            f"request_id must be 1 to 128 printable ASCII characters without spaces, got {request_id[:140]!r}",
+            param="request_id",
+        )
+
+
+def resolve_timeout(timeout_s: float | None, *, default_s: float) -> float:
+    """Seconds that the request may take; None and 0 take the default. Raises InvalidRequest."""
+    _check_number("timeout_s", timeout_s, low=0.0, high=MAX_TIMEOUT_S)
+    return timeout_s or default_s
+
+
+def resolve_sampling(
+    options: SamplingOptions,
+    *,
+    num_prompt_tokens: int,
+    max_context_tokens: int,
+    eos_token_ids: Iterable[int],
+    random_seed: int,
+) -> SamplingParams:
+    """Applies the defaults; `options` were checked. Raises ContextLengthExceeded, InvalidRequest for an empty prompt.
+
+    Without max_tokens the output may fill what the context leaves after the prompt.
+    """
+    if num_prompt_tokens == 0:
+        raise InvalidRequest("prompt is empty", param="prompt")
+    left = max_context_tokens - num_prompt_tokens
+    if left < 1:
+        raise ContextLengthExceeded(
+            f"the prompt has {num_prompt_tokens} tokens and the model's context {max_context_tokens}; shorten the "
+            f"prompt to at most {max_context_tokens - 1} tokens",
+            param="prompt",
+        )
+    max_tokens = left if options.max_tokens is None else options.max_tokens
+    if max_tokens > left:
+        name = options.max_tokens_field
+        raise ContextLengthExceeded(
+            f"{num_prompt_tokens} prompt tokens plus {name}={max_tokens} exceed the model's context of "
+            f"{max_context_tokens} tokens; lower {name} to at most {left} or shorten the prompt",
+            param=name,
+        )
+    stops = options.stop_token_ids if options.ignore_eos else chain(options.stop_token_ids, eos_token_ids)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if options.temperature is None else options.temperature,
+        top_p=1.0 if options.top_p is None else options.top_p,
+        top_k=options.top_k or 0,
+        seed=random_seed if options.seed is None else options.seed,
+        stop_token_ids=tuple(sorted(set(stops))),
+    )
+
+
+def _check_stop(stop: Sequence[str]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop must be at most {MAX_STOP_STRINGS} strings, got {len(stop)}", param="stop")
+    for text in stop:
+        check_text(text, param="stop")
+
+
+def _check_number(name: str, value: float | None, *, low: float, high: float, open_low: bool = False) -> None:
+    """`high` may be infinite, a value may not."""
+    if value is None or (low < value <= high and value != math.inf) or (value == low and not open_low):
+        return
+    if open_low:
+        bound = f"more than {low} and at most {high}"
+    else:
+        bound = f"{low} or more" if high == math.inf else f"{low} to {high}"
+    raise InvalidRequest(f"{name} must be {bound}, got {value!r}", param=name)
