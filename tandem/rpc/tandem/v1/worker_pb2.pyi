@@ -486,6 +486,8 @@ Global___HandoffOffer: _TypeAlias = HandoffOffer  # noqa: Y015
 
 @_typing.final
 class LeaseRenewal(_message.Message):
+    """A sign of life, sent while a handoff is open; also while it still waits for its ticket (epoch 0)."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
@@ -523,7 +525,7 @@ class HandoffRecord(_message.Message):
     num_messages: _builtins.int
     """Messages that the transfer was made of."""
     digest: _builtins.int
-    """xxh3-64 over the digests of all messages, in (layer, first block) order."""
+    """One digest over the digests of all messages, in (layer, first block) order."""
     def __init__(
         self,
         *,
@@ -548,17 +550,21 @@ class HandoffAbort(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     reason: _builtins.str
+    code: _builtins.str
+    """A name from tandem/errors.py."""
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         reason: _builtins.str = ...,
+        code: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "epoch", b"epoch", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -585,7 +591,7 @@ Global___HandoffDrained: _TypeAlias = HandoffDrained  # noqa: Y015
 
 @_typing.final
 class DestinationMessage(_message.Message):
-    """Decode worker to prefill worker: ticket, then delivered, nack or abort."""
+    """Decode worker to prefill worker: ticket, then renewed*, nack*, and delivered or abort."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -593,6 +599,7 @@ class DestinationMessage(_message.Message):
     NACK_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
+    RENEWED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ticket(self) -> Global___Ticket: ...
     @_builtins.property
@@ -601,6 +608,10 @@ class DestinationMessage(_message.Message):
     def delivered(self) -> Global___HandoffDelivered: ...
     @_builtins.property
     def abort(self) -> Global___HandoffAbort: ...
+    @_builtins.property
+    def renewed(self) -> Global___LeaseRenewal:
+        """Answer to each renewal, so that the source too notices a peer that lives but stands still."""
+
     def __init__(
         self,
         *,
@@ -608,12 +619,13 @@ class DestinationMessage(_message.Message):
         nack: Global___HandoffNack | None = ...,
         delivered: Global___HandoffDelivered | None = ...,
         abort: Global___HandoffAbort | None = ...,
+        renewed: Global___LeaseRenewal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "delivered", b"delivered", "message", b"message", "nack", b"nack", "ticket", b"ticket"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "delivered", b"delivered", "message", b"message", "nack", b"nack", "renewed", b"renewed", "ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "delivered", b"delivered", "message", b"message", "nack", b"nack", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "delivered", b"delivered", "message", b"message", "nack", b"nack", "renewed", b"renewed", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["ticket", "nack", "delivered", "abort"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["ticket", "nack", "delivered", "abort", "renewed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -1,0 +1,65 @@
+"""A decode worker as whoever starts processes sees it (a Ray actor in `cluster/pools.py`; nothing here needs Ray)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+from decode_pool.service import DecodeService
+from decode_pool.worker import DecodeWorker
+from kv_transfer.transports import make_transport
+from tandem.types import Epoch, Role
+from tandem.worker.build import build_executor, exit_on_crash, worker_facts
+from tandem.worker.host import HostedWorker, WorkerHost, WorkerSettings
+
+
+async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], None]) -> HostedWorker:
+    """Transport, model, worker, in this order."""
+    config = settings.config
+    transport = make_transport(config.transfer.transport, worker_id=settings.worker_id)
+    mark("transport")
+    executor = await asyncio.to_thread(
+        build_executor,
+        config.model,
+        num_blocks=config.decode.num_blocks,
+        num_threads=config.decode.num_threads,
+        allocate=transport.allocate,
+        mark=mark,
+    )
+    facts = worker_facts(Role.DECODE, config.model, executor, transport=transport.name)
+    worker = DecodeWorker(
+        executor,
+        worker_id=settings.worker_id,
+        epoch=epoch,
+        fingerprint=facts.fingerprint,
+        transport=transport,
+        max_batch_sequences=config.decode.max_batch_sequences,
+        lease_s=config.transfer.lease_s,
+        on_crash=exit_on_crash,
+    )
+    return DecodeService(worker, facts)
+
+
+class DecodeActor:
+    """`settings`: config (mapping), worker_id, redis_url, host, cores. The constructor only starts threads."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._host = WorkerHost(WorkerSettings.from_mapping(settings), Role.DECODE, build)
+
+    def ready(self) -> dict[str, Any]:
+        """Blocks until registered: worker_id, role, address, pid, startup seconds by phase."""
+        return self._host.ready()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Stops admission; whether nothing runs any more within timeout_s."""
+        return self._host.drain(timeout_s)
+
+    def stop(self) -> None:
+        """Ends everything."""
+        self._host.stop()
+
+    def ping(self) -> int:
+        """The process id."""
+        return os.getpid()

@@ -1,0 +1,303 @@
+"""A decode worker: legs, incoming handoffs, and the engine over `scheduler.DecodeScheduler`.
+
+Owns legs and their life; which sequences run is the scheduler's, how KV arrives is `kv_transfer`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from decode_pool.scheduler import DecodeOutput, DecodePlan, DecodeScheduler, DecodeStep
+from kv_transfer.destination import DestinationHandoff
+from kv_transfer.handoff import Record
+from kv_transfer.receiver import HandoffReceiver, IncomingHandoff, ReceiveCallbacks
+from kv_transfer.transport import Transport
+from tandem.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    DuplicateRequest,
+    HandoffFailed,
+    IncompatiblePeer,
+    InvalidRequest,
+    TandemError,
+    WorkerUnavailable,
+)
+from tandem.kv.block_pool import BlockPool
+from tandem.model.executor import Executor, SequenceSlice
+from tandem.rpc.convert import finish_reason_to_proto, handoff_id_from_wire
+from tandem.rpc.tandem.v1 import common_pb2, worker_pb2
+from tandem.types import Epoch, HandoffId, Request, RequestId, WorkerId
+from tandem.worker.engine import Engine
+
+
+@dataclass(kw_only=True, slots=True)
+class Leg:
+    """One request on this worker. `events` ends with DecodeDone or an error."""
+
+    request: Request
+    handoff_id: HandoffId
+    events: asyncio.Queue[worker_pb2.DecodeEvent | TandemError] = field(default_factory=asyncio.Queue)
+    timer: asyncio.TimerHandle | None = None
+    handoff: IncomingHandoff | None = None
+    over: bool = False
+    """No more events follow; the handoff may still hold blocks."""
+    delivered_s: float = 0.0
+    started_s: float = 0.0
+    num_iterations: int = 0
+
+
+class DecodeWorker:
+    """All methods but the engine's hooks are for the event loop that made it."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        worker_id: WorkerId,
+        epoch: Epoch,
+        fingerprint: str,
+        transport: Transport,
+        max_batch_sequences: int,
+        lease_s: float,
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self.worker_id = worker_id
+        self.epoch = epoch
+        self.executor = executor
+        self.transport = transport
+        self.num_tokens = 0
+        self.is_draining = False
+        self._fingerprint = fingerprint
+        self._lease_s = lease_s
+        self._loop = asyncio.get_running_loop()
+        self._legs: dict[RequestId, Leg] = {}
+        self._by_handoff: dict[HandoffId, Leg] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.scheduler = DecodeScheduler(
+            BlockPool(executor.cache.num_blocks),
+            block_size=executor.cache.layout.block_size,
+            max_batch_sequences=max_batch_sequences,
+        )
+        self._engine: Engine[DecodePlan, list[int]] = Engine(
+            "decode-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
+        )
+        self.receiver = HandoffReceiver(cache=executor.cache, transport=transport)
+        self._engine.start()
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations since start."""
+        return self._engine.num_iterations
+
+    def open_leg(self, request: Request, handoff_id: HandoffId) -> Leg:
+        """Makes a request known; its handoff may come from now on. Raises when it can never run here."""
+        if self.is_draining:
+            raise WorkerUnavailable(f"{self.worker_id} is draining")
+        known = request.request_id in self._legs or request.request_id in self.scheduler
+        if known or handoff_id in self._by_handoff:
+            raise DuplicateRequest(f"request {request.request_id} is already on {self.worker_id}", param="request_id")
+        if request.sampling.max_tokens < 2:
+            raise InvalidRequest("a decode leg needs max_tokens of 2 or more", param="max_tokens")
+        num_blocks, capacity = self.scheduler.num_blocks_for(request), self.scheduler.pool.num_blocks
+        if num_blocks > capacity:
+            raise ContextLengthExceeded(f"prompt and max_tokens need {num_blocks} KV blocks, this worker has {capacity}")
+        leg = Leg(request=request, handoff_id=handoff_id)
+        self._legs[request.request_id] = self._by_handoff[handoff_id] = leg
+        self._idle.clear()
+        leg.timer = self._loop.call_later(max(0.0, request.deadline_s - time.monotonic()), self._expire, leg)
+        return leg
+
+    def abort(self, request_id: RequestId, error: TandemError) -> None:
+        """Ends a request in any phase. Unknown ids are fine."""
+        leg = self._legs.get(request_id)
+        if leg is not None:
+            self.fail(leg, error)
+
+    def start_draining(self) -> None:
+        """Refuses new requests."""
+        self.is_draining = True
+
+    async def wait_idle(self) -> None:
+        """Returns when no leg and no handoff is left."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Aborts what is left, ends threads, frees the cache."""
+        for leg in list(self._legs.values()):
+            self.fail(leg, WorkerUnavailable(f"{self.worker_id} is stopping"))
+        try:
+            await asyncio.wait_for(self._idle.wait(), self._lease_s)
+        except TimeoutError:
+            pass  # a peer that stands still: closing the transport below fences it
+        await asyncio.to_thread(self._engine.stop)
+        self.transport.close()
+
+    # --- handoffs
+
+    async def handoff(
+        self, offer: worker_pb2.HandoffOffer, messages: AsyncIterator[worker_pb2.SourceMessage]
+    ) -> AsyncIterator[worker_pb2.DestinationMessage]:
+        """One handoff's control stream after its offer. Raises TandemError when the offer cannot be taken."""
+        incoming = self._take(offer)
+        self._reserve()
+        async for message in self.receiver.converse(incoming, messages):
+            yield message
+
+    def _take(self, offer: worker_pb2.HandoffOffer) -> IncomingHandoff:
+        leg = self._by_handoff.get(handoff_id_from_wire(offer.handoff_id))
+        if leg is None or leg.over:
+            raise HandoffFailed(f"no decode leg waits for handoff {offer.handoff_id}: its request has ended")
+        if offer.fingerprint != self._fingerprint:
+            error = IncompatiblePeer(f"{offer.prefill_worker_id} holds another model or KV layout than {self.worker_id}")
+            self.fail(leg, error)
+            raise error
+        if offer.num_prompt_tokens != len(leg.request.prompt_token_ids) or leg.handoff is not None:
+            raise HandoffFailed("the offer does not match the decode leg")
+        layout = self.executor.cache.layout
+        machine = DestinationHandoff(
+            epoch=self.epoch,
+            num_layers=layout.num_layers,
+            num_blocks=layout.num_blocks_for(offer.num_prompt_tokens),
+            lease_s=self._lease_s,
+            now=time.monotonic(),
+        )
+        incoming = IncomingHandoff(
+            leg.handoff_id,
+            machine=machine,
+            receiver=self.receiver,
+            callbacks=ReceiveCallbacks(
+                delivered=lambda record: self._on_delivered(leg, record),
+                failed=lambda error: self._soon(self.fail, leg, error),
+                released=lambda: self._soon(self._release, leg),
+            ),
+        )
+        self.receiver.open(incoming)
+        leg.handoff = incoming
+        with self._engine.lock:
+            self.scheduler.add(leg.request)
+        return incoming
+
+    def _reserve(self) -> None:
+        """Gives blocks to the oldest offers, and their tickets to the prefill workers."""
+        with self._engine.lock:
+            reserved = [(self._legs[r], self.scheduler.block_ids(r)) for r in self.scheduler.reserve()]
+        for leg, block_ids in reserved:
+            assert leg.handoff is not None
+            leg.handoff.reserved(block_ids)
+
+    def _on_delivered(self, leg: Leg, record: Record) -> None:
+        """Any thread. The blocks are the sequence's from here on."""
+        leg.delivered_s = time.monotonic()
+        with self._engine.lock:
+            if record.finish_reason is None and not leg.over:
+                self.scheduler.deliver(leg.request.request_id, record.first_token_id)
+                self._engine.lock.notify()
+                return
+        self._soon(self._finish, leg)
+
+    # --- ends of a leg (event loop)
+
+    def _expire(self, leg: Leg) -> None:
+        self.fail(leg, DeadlineExceeded("the request's time ran out in the decode pool"))
+
+    def fail(self, leg: Leg, error: TandemError) -> None:
+        """Ends a leg early. Blocks that a handoff still holds come back through `_release`."""
+        if leg.over:
+            return
+        leg.over = True
+        leg.events.put_nowait(error)
+        with self._engine.lock:
+            owned = self.scheduler.abort(leg.request.request_id)
+        if leg.handoff is not None:
+            leg.handoff.abort(error)
+        if owned:
+            self._forget(leg)
+
+    def _finish(self, leg: Leg) -> None:
+        """Ends a leg whose output is complete."""
+        with self._engine.lock:
+            self.scheduler.release(leg.request.request_id)
+        if not leg.over:
+            leg.over = True
+            done = worker_pb2.DecodeDone(timings=_timings(leg))
+            leg.events.put_nowait(worker_pb2.DecodeEvent(done=done))
+        self._forget(leg)
+
+    def _release(self, leg: Leg) -> None:
+        """The handoff has let go of the blocks of a leg that failed."""
+        with self._engine.lock:
+            self.scheduler.release(leg.request.request_id)
+        self._forget(leg)
+
+    def _forget(self, leg: Leg) -> None:
+        if leg.timer is not None:
+            leg.timer.cancel()
+        if self._legs.get(leg.request.request_id) is leg:
+            del self._legs[leg.request.request_id]
+            del self._by_handoff[leg.handoff_id]
+        if not self._legs:
+            self._idle.set()
+        self._reserve()
+
+    def _on_outputs(self, outputs: tuple[DecodeOutput, ...]) -> None:
+        for output in outputs:
+            leg = self._legs.get(output.request_id)
+            if leg is None or leg.over:
+                continue
+            token = worker_pb2.DecodedToken(
+                position=output.position,
+                token_id=output.token_id,
+                finish_reason=finish_reason_to_proto(output.finish_reason),
+            )
+            leg.events.put_nowait(worker_pb2.DecodeEvent(token=token))
+            leg.num_iterations += 1
+            if output.finish_reason is not None:
+                self._finish(leg)
+        self._reserve()
+
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    # --- engine thread
+
+    def _schedule(self) -> DecodePlan | None:
+        plan = self.scheduler.schedule()
+        return plan if plan.steps else None
+
+    def _execute(self, plan: DecodePlan) -> list[int]:
+        now = time.monotonic()
+        for request_id in plan.admitted:
+            leg = self._legs.get(request_id)
+            if leg is not None:
+                leg.started_s = now
+        tokens = self.executor.execute([_slice_of(step) for step in plan.steps])
+        return [token for token in tokens if token is not None]
+
+    def _commit(self, plan: DecodePlan, tokens: list[int]) -> Callable[[], None]:
+        outputs = self.scheduler.commit(plan, tokens)
+        self.num_tokens += len(tokens)
+        return lambda: self._soon(self._on_outputs, outputs)
+
+
+def _slice_of(step: DecodeStep) -> SequenceSlice:
+    return SequenceSlice(
+        token_ids=(step.token_id,),
+        num_computed=step.num_computed,
+        block_ids=step.block_ids,
+        sampling=step.request.sampling,
+        output_position=step.output_position,
+    )
+
+
+def _timings(leg: Leg) -> common_pb2.DecodeTimings:
+    if not leg.started_s:
+        return common_pb2.DecodeTimings()
+    return common_pb2.DecodeTimings(
+        queue_s=leg.started_s - leg.delivered_s,
+        decode_s=time.monotonic() - leg.started_s,
+        num_iterations=leg.num_iterations,
+    )

@@ -1,0 +1,202 @@
+"""The decode worker's half of one handoff. Pure; `receiver.py` carries out what it asks for.
+
+Owns: which (layer, block) has arrived, whether a message may be placed, when the blocks may be used and when they may
+be given back. They are given back only when no receive of ours is under way *and* the writer has said that it stopped
+or has been fenced.
+"""
+
+from __future__ import annotations
+
+from kv_transfer.handoff import (
+    ENDED,
+    Action,
+    BlockRange,
+    Deliver,
+    Failed,
+    Fence,
+    HandoffState,
+    Record,
+    ReleaseBlocks,
+    SendAbort,
+    SendDelivered,
+    SendNack,
+    SendTicket,
+    StopReceiving,
+    combined_digest,
+)
+from tandem.types import Epoch
+
+
+class DestinationHandoff:
+    """`num_blocks` prompt blocks in `num_layers` layers; those before `first_block` are already held."""
+
+    def __init__(
+        self, *, epoch: Epoch, num_layers: int, num_blocks: int, lease_s: float, now: float, first_block: int = 0
+    ) -> None:
+        assert 0 <= first_block <= num_blocks
+        self.state = HandoffState.OFFERED
+        self.epoch = epoch
+        self.lease_s = lease_s
+        self.lease_until_s = now + lease_s
+        self._first_block = first_block
+        self._wanted = ((1 << num_blocks) - 1) >> first_block << first_block
+        self._arrived = [0] * num_layers
+        self._in_flight: set[BlockRange] = set()
+        self._digests: dict[tuple[int, int], int] = {}
+        self._record: Record | None = None
+        self._receives_stopped = False
+        self._writer_stopped = False
+        self._fence_asked = False
+
+    @property
+    def ended(self) -> bool:
+        """No block is held and nothing more will happen."""
+        return self.state in ENDED
+
+    @property
+    def digests(self) -> list[int]:
+        """Digests of what arrived, in (layer, first block) order."""
+        return [digest for _, digest in sorted(self._digests.items())]
+
+    def reserved(self) -> list[Action]:
+        """All blocks that the sequence needs are reserved."""
+        assert self.state is HandoffState.OFFERED
+        self.state = HandoffState.RESERVED
+        return [SendTicket(epoch=self.epoch, lease_s=self.lease_s, first_block=self._first_block)]
+
+    def renewed(self, now: float) -> list[Action]:
+        """The source gave a sign of life."""
+        self.lease_until_s = max(self.lease_until_s, now + self.lease_s)
+        return []
+
+    def may_place(self, blocks: BlockRange, epoch: Epoch) -> bool:
+        """Whether a message may be written into the blocks now; counts it as under way if so.
+
+        Late, stale, repeated and out-of-range messages are refused.
+        """
+        if self.state not in (HandoffState.RESERVED, HandoffState.MOVING) or epoch != self.epoch:
+            return False
+        if not 0 <= blocks.layer < len(self._arrived) or blocks.num_blocks < 1 or blocks.mask & ~self._wanted:
+            return False
+        taken = self._arrived[blocks.layer]
+        for other in self._in_flight:
+            taken |= other.mask if other.layer == blocks.layer else 0
+        if blocks.mask & taken:
+            return False
+        self._in_flight.add(blocks)
+        self.state = HandoffState.MOVING
+        return True
+
+    def landed(self, blocks: BlockRange, *, digest: int, error: str | None) -> list[Action]:
+        """A placed message is whole, or (error) will never be written again."""
+        self._in_flight.discard(blocks)
+        if self.state is not HandoffState.MOVING:
+            return self._maybe_drained()
+        if error is not None:
+            return [SendNack(blocks=blocks, reason=error)]
+        self._arrived[blocks.layer] |= blocks.mask
+        self._digests[blocks.layer, blocks.first_block] = digest
+        return self._maybe_delivered()
+
+    def record(self, record: Record) -> list[Action]:
+        """The source has posted everything."""
+        if self.state not in (HandoffState.RESERVED, HandoffState.MOVING) or self._record is not None:
+            return []
+        self._record = record
+        return self._maybe_delivered()
+
+    def missing(self) -> list[BlockRange]:
+        """What has not arrived and is not under way, as maximal ranges."""
+        ranges: list[BlockRange] = []
+        for layer, arrived in enumerate(self._arrived):
+            left = self._wanted & ~arrived
+            for other in self._in_flight:
+                left &= ~other.mask if other.layer == layer else -1
+            first = 0
+            while left >> first:
+                if left >> first & 1:
+                    count = 1
+                    while left >> (first + count) & 1:
+                        count += 1
+                    ranges.append(BlockRange(layer=layer, first_block=first, num_blocks=count))
+                    first += count
+                else:
+                    first += 1
+        return ranges
+
+    def abort(self, reason: str) -> list[Action]:
+        """Our side gives up: client gone, deadline, drain."""
+        return self._give_up(reason, tell_peer=True)
+
+    def peer_aborted(self, reason: str) -> list[Action]:
+        """The source gives up; its drained message follows."""
+        return self._give_up(reason, tell_peer=False)
+
+    def peer_drained(self) -> list[Action]:
+        """The source has stopped writing."""
+        self._writer_stopped = True
+        return self._maybe_drained()
+
+    def peer_lost(self, reason: str) -> list[Action]:
+        """The control channel broke: nobody will say drained."""
+        return self._give_up(reason, tell_peer=False) + self._ask_fence()
+
+    def receives_stopped(self) -> list[Action]:
+        """Answer to StopReceiving."""
+        self._receives_stopped = True
+        return self._maybe_drained()
+
+    def fenced(self) -> list[Action]:
+        """Answer to Fence."""
+        self._receives_stopped = self._writer_stopped = True
+        return self._maybe_drained()
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed. A lease that ran out ends the handoff and fences the writer."""
+        if now < self.lease_until_s or self.ended:
+            return []
+        return self._give_up("the lease ran out", tell_peer=True) + self._ask_fence()
+
+    def _give_up(self, reason: str, *, tell_peer: bool) -> list[Action]:
+        if self.ended or self.state is HandoffState.ABORTING:
+            return []
+        actions: list[Action] = [SendAbort(reason=reason)] if tell_peer else []
+        actions.append(Failed(reason=reason))
+        if self.state is HandoffState.OFFERED:
+            self.state = HandoffState.EXPIRED
+            return actions
+        self.state = HandoffState.ABORTING
+        return [*actions, StopReceiving()]
+
+    def _ask_fence(self) -> list[Action]:
+        if self.state is not HandoffState.ABORTING or self._fence_asked or self._writer_stopped:
+            return []
+        self._fence_asked = True
+        return [Fence()]
+
+    def _maybe_delivered(self) -> list[Action]:
+        whole = all(arrived == self._wanted for arrived in self._arrived)
+        if self._record is None or self._in_flight or not whole:
+            return []
+        if combined_digest(self.digests) != self._record.digest:
+            return self._give_up("the digest of what arrived is not that of what was sent", tell_peer=True)
+        self.state = HandoffState.DELIVERED
+        return [SendDelivered(), Deliver(record=self._record)]
+
+    def _maybe_drained(self) -> list[Action]:
+        quiet = self._receives_stopped and self._writer_stopped and not self._in_flight
+        if self.state is not HandoffState.ABORTING or not quiet:
+            return []
+        self.state = HandoffState.DRAINED
+        return [ReleaseBlocks()]
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold after each event."""
+        assert all(not arrived & ~self._wanted for arrived in self._arrived)
+        for blocks in self._in_flight:
+            assert not blocks.mask & self._arrived[blocks.layer]
+        if self.ended:
+            assert not self._in_flight
+        if self.state is HandoffState.DELIVERED:
+            assert self._record is not None
+            assert not self.missing()

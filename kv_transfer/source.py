@@ -1,0 +1,171 @@
+"""The prefill worker's half of one handoff. Pure; `sender.py` carries out what it asks for.
+
+Owns: when source blocks may be given back (never while a send of theirs is under way), what to resend, and when a
+peer counts as gone.
+"""
+
+from __future__ import annotations
+
+from kv_transfer.handoff import (
+    ENDED,
+    Action,
+    BlockRange,
+    Failed,
+    Fence,
+    HandoffState,
+    Record,
+    ReleaseBlocks,
+    Resend,
+    SendAbort,
+    SendDrained,
+    SendRecord,
+)
+from tandem.types import Epoch
+
+
+class SourceHandoff:
+    """One handoff from its offer on. `lease_s` also bounds how long a silent destination is believed in."""
+
+    def __init__(self, *, lease_s: float, max_resends: int, now: float) -> None:
+        self.state = HandoffState.OFFERED
+        self.epoch = Epoch(0)
+        self.first_block = 0
+        self.lease_s = lease_s
+        self._heard_s = now
+        self._max_resends = max_resends
+        self._resends: dict[BlockRange, int] = {}
+        self._num_in_flight = 0
+        self._delivered = False
+        self._fence_at_s: float | None = None
+        self._fence_asked = False
+        self._peer_knows = True
+        """Whether the peer is still there to be told that we have drained."""
+
+    @property
+    def ended(self) -> bool:
+        """No block is held and nothing more will happen."""
+        return self.state in ENDED
+
+    @property
+    def may_send(self) -> bool:
+        """Whether blocks may be posted."""
+        return self.state in (HandoffState.RESERVED, HandoffState.MOVING) and not self._delivered
+
+    def ticket(self, *, epoch: Epoch, lease_s: float, first_block: int, now: float) -> list[Action]:
+        """The destination has reserved blocks."""
+        self._heard_s = now
+        if self.state is not HandoffState.OFFERED:
+            return []
+        self.state = HandoffState.RESERVED
+        self.epoch, self.first_block, self.lease_s = epoch, first_block, lease_s
+        return []
+
+    def renewed(self, now: float) -> list[Action]:
+        """The destination gave a sign of life."""
+        self._heard_s = now
+        return []
+
+    def posting(self) -> bool:
+        """A message is about to be posted; False when it must not be. Pair each True with one `sent`."""
+        if not self.may_send:
+            return False
+        self.state = HandoffState.MOVING
+        self._num_in_flight += 1
+        return True
+
+    def sent(self, blocks: BlockRange, error: str | None) -> list[Action]:
+        """A posted message's memory is free again; with an error, it did not arrive."""
+        self._num_in_flight -= 1
+        assert self._num_in_flight >= 0
+        if error is not None and self.may_send:
+            return self._resend(blocks, error)
+        return self._maybe_over()
+
+    def nack(self, blocks: BlockRange, reason: str, now: float) -> list[Action]:
+        """The destination did not get a range whole."""
+        self._heard_s = now
+        return self._resend(blocks, reason) if self.may_send else []
+
+    def computed(self, record: Record) -> list[Action]:
+        """The prompt is prefilled and all its blocks have been posted."""
+        return [SendRecord(record=record)] if self.may_send else []
+
+    def delivered(self, now: float) -> list[Action]:
+        """The destination has everything."""
+        self._heard_s = now
+        if self.may_send:
+            self._delivered = True
+        return self._maybe_over()
+
+    def abort(self, reason: str) -> list[Action]:
+        """Our side gives up."""
+        return self._give_up(reason, tell_peer=True)
+
+    def peer_aborted(self, reason: str) -> list[Action]:
+        """The destination gives up and waits for our drained."""
+        return self._give_up(reason, tell_peer=False)
+
+    def peer_lost(self, reason: str, now: float) -> list[Action]:
+        """The control channel broke. Sends that do not end by themselves are fenced one lease later."""
+        self._peer_knows = False
+        if self._delivered:
+            self._fence_at_s = now + self.lease_s
+            return []
+        actions = self._give_up(reason, tell_peer=False)
+        if self.state is HandoffState.ABORTING and self._fence_at_s is None:
+            self._fence_at_s = now + min(self.lease_s, 1.0)
+        return actions
+
+    def fenced(self) -> list[Action]:
+        """Answer to Fence; the unfinished sends fail through `sent`."""
+        return self._maybe_over()
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed. A destination that is silent for a lease is given up, and fenced if sends are stuck."""
+        if self.ended:
+            return []
+        actions: list[Action] = []
+        if now >= self._heard_s + self.lease_s and not self._delivered:
+            actions += self._give_up("the decode worker is silent", tell_peer=True)
+            if self._fence_at_s is None:
+                self._fence_at_s = now
+        stuck = self._num_in_flight > 0 and self._fence_at_s is not None and now >= self._fence_at_s
+        if stuck and not self._fence_asked:
+            self._fence_asked = True
+            actions.append(Fence())
+        return actions
+
+    def _resend(self, blocks: BlockRange, reason: str) -> list[Action]:
+        self._resends[blocks] = self._resends.get(blocks, 0) + 1
+        if self._resends[blocks] > self._max_resends:
+            return self._give_up(f"layer {blocks.layer} could not be sent: {reason}", tell_peer=True)
+        return [Resend(blocks=blocks)]
+
+    def _give_up(self, reason: str, *, tell_peer: bool) -> list[Action]:
+        if self.ended or self._delivered or self.state is HandoffState.ABORTING:
+            return []
+        actions: list[Action] = [SendAbort(reason=reason)] if tell_peer else []
+        actions.append(Failed(reason=reason))
+        if self.state is HandoffState.OFFERED:
+            self.state = HandoffState.EXPIRED
+            return [*actions, ReleaseBlocks()]
+        self.state = HandoffState.ABORTING
+        return actions + self._maybe_over()
+
+    def _maybe_over(self) -> list[Action]:
+        if self._num_in_flight or self.ended:
+            return []
+        if self._delivered:
+            self.state = HandoffState.DELIVERED
+            return [ReleaseBlocks()]
+        if self.state is not HandoffState.ABORTING:
+            return []
+        self.state = HandoffState.DRAINED
+        drained: list[Action] = [SendDrained()] if self._peer_knows else []
+        return [*drained, ReleaseBlocks()]
+
+    def check_invariants(self) -> None:
+        """Asserts what must hold after each event."""
+        assert self._num_in_flight >= 0
+        if self.ended:
+            assert self._num_in_flight == 0

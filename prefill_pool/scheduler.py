@@ -1,0 +1,245 @@
+"""Which prompt tokens the next iteration computes, and for which prompts to ask for a ticket. Pure.
+
+First come, first served under a token budget. A prompt passes QUEUED > OFFERED (its ticket is asked for) > READY
+(ticket held, or none needed) > RUNNING (has blocks) > COMPUTED (blocks belong to the handoff until released). Tickets are
+asked for in order and only `ticket_lookahead_tokens` ahead of compute for each decode worker, so that a full
+decode worker holds up nobody else's requests and no decode blocks idle behind a long queue here.
+
+Shape shared with the decode pool and the simulator: add / schedule / commit / abort / check_invariants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tandem.kv.block_pool import BlockPool
+from tandem.types import BlockId, FinishReason, Request, RequestId, WorkerId
+
+
+class Phase(IntEnum):
+    """How far a prompt has come."""
+
+    QUEUED = 0
+    OFFERED = 1
+    READY = 2
+    RUNNING = 3
+    COMPUTED = 4
+
+
+@dataclass(kw_only=True, slots=True)
+class PrefillSequence:
+    """A prompt being computed."""
+
+    request: Request
+    destination: WorkerId | None
+    phase: Phase = Phase.QUEUED
+    num_computed: int = 0
+    num_chunks: int = 0
+    block_ids: tuple[BlockId, ...] = ()
+
+    @property
+    def num_left(self) -> int:
+        """Prompt tokens not yet computed."""
+        return len(self.request.prompt_token_ids) - self.num_computed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Prompt tokens `start .. start + num_tokens` of one request; `is_last` ones are sampled."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    block_ids: tuple[BlockId, ...]
+    is_last: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillPlan:
+    """One iteration."""
+
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens in the batch."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstOutput:
+    """A prompt is done: its first output token, and whether it is the last."""
+
+    request_id: RequestId
+    token_id: int
+    finish_reason: FinishReason | None
+
+
+class PrefillScheduler:
+    """Owns the queue and the block pool of one prefill worker."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        max_batch_tokens: int,
+        max_batch_sequences: int,
+        ticket_lookahead_tokens: int,
+    ) -> None:
+        self.pool = pool
+        self._block_size = block_size
+        self._max_batch_tokens = max_batch_tokens
+        self._max_batch_sequences = max_batch_sequences
+        self._lookahead = ticket_lookahead_tokens
+        self._sequences: dict[RequestId, PrefillSequence] = {}
+        self._executing: frozenset[RequestId] = frozenset()
+        self._released: set[RequestId] = set()
+        """Released while the batch with them in it runs: freed at commit."""
+
+    @property
+    def num_running(self) -> int:
+        """Prompts in computation."""
+        return sum(s.phase is Phase.RUNNING for s in self._sequences.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Prompts that have not started."""
+        return sum(s.phase < Phase.RUNNING for s in self._sequences.values())
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens not yet computed."""
+        return sum(s.num_left for s in self._sequences.values() if s.phase < Phase.COMPUTED)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing can be scheduled until an event comes."""
+        return not any(s.phase in (Phase.READY, Phase.RUNNING) for s in self._sequences.values())
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._sequences
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def add(self, request: Request, *, destination: WorkerId | None) -> None:
+        """Queues a prompt; without a destination no ticket is needed. The caller has checked that it can ever fit."""
+        assert request.request_id not in self._sequences
+        phase = Phase.READY if destination is None else Phase.QUEUED
+        self._sequences[request.request_id] = PrefillSequence(request=request, destination=destination, phase=phase)
+
+    def wanted_tickets(self) -> tuple[RequestId, ...]:
+        """Requests to ask a ticket for now, in order; each is named once."""
+        ahead: dict[WorkerId, int] = {}
+        for sequence in self._sequences.values():
+            if sequence.destination is not None and Phase.QUEUED < sequence.phase < Phase.COMPUTED:
+                ahead[sequence.destination] = ahead.get(sequence.destination, 0) + sequence.num_left
+        wanted = []
+        for request_id, sequence in self._sequences.items():
+            if sequence.phase is not Phase.QUEUED or sequence.destination is None:
+                continue
+            before = ahead.get(sequence.destination, 0)
+            ahead[sequence.destination] = before + sequence.num_left
+            if before < self._lookahead:
+                sequence.phase = Phase.OFFERED
+                wanted.append(request_id)
+        return tuple(wanted)
+
+    def ticket(self, request_id: RequestId) -> None:
+        """The decode worker has reserved blocks for this request. Unknown ones (aborted meanwhile) are fine."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.phase is Phase.OFFERED:
+            sequence.phase = Phase.READY
+
+    def schedule(self) -> PrefillPlan:
+        """The next batch; started prompts first, then ready ones while budget and blocks last. May be empty."""
+        assert not self._executing, "the last plan has not been committed"
+        budget = self._max_batch_tokens
+        chunks: list[Chunk] = []
+        started = [s for s in self._sequences.values() if s.phase is Phase.RUNNING]
+        ready = [s for s in self._sequences.values() if s.phase is Phase.READY]
+        for sequence in [*started, *ready]:
+            if not budget or len(chunks) == self._max_batch_sequences or not self._start(sequence):
+                break
+            num_tokens = min(budget, sequence.num_left)
+            budget -= num_tokens
+            chunks.append(self._chunk(sequence, num_tokens))
+        self._executing = frozenset(chunk.request.request_id for chunk in chunks)
+        return PrefillPlan(chunks=tuple(chunks))
+
+    def _start(self, sequence: PrefillSequence) -> bool:
+        if sequence.phase is Phase.RUNNING:
+            return True
+        num_blocks = -(-len(sequence.request.prompt_token_ids) // self._block_size)
+        blocks = self.pool.allocate(num_blocks)
+        if blocks is None:
+            return False
+        sequence.block_ids, sequence.phase = blocks, Phase.RUNNING
+        return True
+
+    def _chunk(self, sequence: PrefillSequence, num_tokens: int) -> Chunk:
+        return Chunk(
+            request=sequence.request,
+            start=sequence.num_computed,
+            num_tokens=num_tokens,
+            block_ids=sequence.block_ids,
+            is_last=num_tokens == sequence.num_left,
+        )
+
+    def commit(self, plan: PrefillPlan, tokens: Sequence[int | None]) -> tuple[FirstOutput, ...]:
+        """Books an executed plan. Requests released meanwhile give no output, and their blocks are freed now."""
+        outputs = []
+        for chunk, token in zip(plan.chunks, tokens, strict=True):
+            request_id = chunk.request.request_id
+            sequence = self._sequences.get(request_id)
+            if sequence is None or sequence.phase is not Phase.RUNNING or request_id in self._released:
+                continue
+            sequence.num_computed += chunk.num_tokens
+            sequence.num_chunks += 1
+            if chunk.is_last:
+                assert token is not None
+                sequence.phase = Phase.COMPUTED
+                reason = chunk.request.sampling.finish_reason(token, 0)
+                outputs.append(FirstOutput(request_id=request_id, token_id=token, finish_reason=reason))
+        self._end_iteration()
+        return tuple(outputs)
+
+    def _end_iteration(self) -> None:
+        self._executing = frozenset()
+        released, self._released = self._released, set()
+        for request_id in released:
+            self.release(request_id)
+
+    def abort(self, request_id: RequestId) -> None:
+        """Takes a request out of computation from the next iteration on. Its blocks stay held until `release`."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            sequence.phase = Phase.COMPUTED
+
+    def release(self, request_id: RequestId) -> None:
+        """Forgets a request and frees its blocks: its handoff has ended. Idempotent.
+
+        Blocks that the running iteration writes are freed when it is committed.
+        """
+        if request_id in self._executing:
+            self._released.add(request_id)
+            return
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self.pool.release(sequence.block_ids)
+
+    def num_chunks(self, request_id: RequestId) -> int:
+        """Iterations that the prompt has been in."""
+        return self._sequences[request_id].num_chunks
+
+    def check_invariants(self) -> None:
+        """Asserts that blocks are held by exactly the started prompts."""
+        self.pool.check_invariants()
+        held = [b for s in self._sequences.values() for b in s.block_ids]
+        assert len(held) == len(set(held)) == self.pool.num_blocks - self.pool.num_free
+        for sequence in self._sequences.values():
+            assert sequence.phase >= Phase.RUNNING or not sequence.block_ids
+            assert sequence.num_left >= 0

@@ -1,0 +1,331 @@
+"""A prefill worker: jobs, the engine over `scheduler.PrefillScheduler`, and a handoff for each job that needs one.
+
+Owns jobs and their life; which tokens to compute is the scheduler's, how KV moves is `kv_transfer`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kv_transfer.handoff import BlockRange
+from kv_transfer.sender import HandoffCallbacks, LinkTable, OutgoingHandoff
+from kv_transfer.source import SourceHandoff
+from kv_transfer.transport import Transport
+from prefill_pool.scheduler import Chunk, FirstOutput, PrefillPlan, PrefillScheduler
+from prefill_pool.timings import prefill_timings
+from tandem.errors import ContextLengthExceeded, DeadlineExceeded, DuplicateRequest, TandemError, WorkerUnavailable
+from tandem.kv.block_pool import BlockPool
+from tandem.model.executor import Executor, SequenceSlice
+from tandem.rpc.channels import Channels
+from tandem.rpc.convert import finish_reason_to_proto
+from tandem.rpc.tandem.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from tandem.types import Epoch, HandoffId, Request, RequestId, WorkerId
+
+from tandem.worker.engine import Engine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillLimits:
+    """The scheduler's and the handoff's numbers; see `tandem.config`."""
+
+    max_batch_tokens: int
+    max_batch_sequences: int
+    ticket_lookahead_tokens: int
+    lease_s: float
+    max_resends: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """Where a job's KV goes."""
+
+    handoff_id: HandoffId
+    worker_id: WorkerId
+    address: str
+
+
+@dataclass(kw_only=True, slots=True)
+class Job:
+    """One request on this worker. `events` ends with PrefillDone or an error."""
+
+    request: Request
+    target: Target | None
+    events: asyncio.Queue[worker_pb2.PrefillEvent | TandemError] = field(default_factory=asyncio.Queue)
+    timer: asyncio.TimerHandle | None = None
+    handoff: OutgoingHandoff | None = None
+    num_blocks_computed: int = 0
+    num_chunks: int = 0
+    started_s: float = 0.0
+    last_kv_s: float = 0.0
+    ended_s: float = 0.0
+    failed: bool = False
+    over: bool = False
+
+
+class PrefillWorker:
+    """All methods but the engine's hooks are for the event loop that made it."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        worker_id: WorkerId,
+        epoch: Epoch,
+        fingerprint: str,
+        transport: Transport,
+        limits: PrefillLimits,
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self.worker_id = worker_id
+        self.epoch = epoch
+        self.executor = executor
+        self.num_tokens = 0
+        self.transport = transport
+        self.links = LinkTable(transport)
+        self.is_draining = False
+        self._fingerprint = fingerprint
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._jobs: dict[RequestId, Job] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._channels = Channels()
+        self._block_size = executor.cache.layout.block_size
+        self.scheduler = PrefillScheduler(
+            BlockPool(executor.cache.num_blocks),
+            block_size=self._block_size,
+            max_batch_tokens=limits.max_batch_tokens,
+            max_batch_sequences=limits.max_batch_sequences,
+            ticket_lookahead_tokens=limits.ticket_lookahead_tokens,
+        )
+        self._engine: Engine[PrefillPlan, list[int | None]] = Engine(
+            "prefill-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
+        )
+        self._engine.start()
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations since start."""
+        return self._engine.num_iterations
+
+    @property
+    def num_handoffs(self) -> int:
+        """Handoffs that have not ended."""
+        return len(self._tasks)
+
+    def submit(self, request: Request, target: Target | None) -> Job:
+        """Takes a request. Raises WorkerUnavailable, DuplicateRequest or ContextLengthExceeded."""
+        if self.is_draining:
+            raise WorkerUnavailable(f"{self.worker_id} is draining")
+        if request.request_id in self._jobs or request.request_id in self.scheduler:
+            raise DuplicateRequest(f"request {request.request_id} is already on {self.worker_id}", param="request_id")
+        capacity = self.scheduler.pool.num_blocks * self._block_size
+        if len(request.prompt_token_ids) > capacity:
+            raise ContextLengthExceeded(f"the prompt has {len(request.prompt_token_ids)} tokens, {capacity} fit here")
+        job = Job(request=request, target=target)
+        self._jobs[request.request_id] = job
+        self._idle.clear()
+        with self._engine.lock:
+            self.scheduler.add(request, destination=None if target is None else target.worker_id)
+        job.timer = self._loop.call_later(max(0.0, request.deadline_s - time.monotonic()), self._expire, job)
+        self._advance()
+        return job
+
+    def abort(self, request_id: RequestId, error: TandemError) -> None:
+        """Ends a request in any phase. Unknown ids are fine."""
+        job = self._jobs.get(request_id)
+        if job is not None:
+            self.fail(job, error)
+
+    def start_draining(self) -> None:
+        """Refuses new requests."""
+        self.is_draining = True
+
+    async def wait_idle(self) -> None:
+        """Returns when no job and no handoff is left."""
+        await self._idle.wait()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """Aborts what is left, ends threads and links, frees the cache."""
+        for job in list(self._jobs.values()):
+            self.fail(job, WorkerUnavailable(f"{self.worker_id} is stopping"))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._limits.lease_s)
+        await asyncio.to_thread(self._engine.stop)
+        self.links.close()
+        await self._channels.close()
+        self.transport.close()
+
+    # --- event loop
+
+    def _advance(self) -> None:
+        """Asks for the tickets that are wanted now, and wakes the engine."""
+        with self._engine.lock:
+            wanted = self.scheduler.wanted_tickets()
+            self._engine.lock.notify()
+        for request_id in wanted:
+            job = self._jobs.get(request_id)
+            if job is not None and not job.failed:
+                self._open_handoff(job)
+
+    def _open_handoff(self, job: Job) -> None:
+        assert job.target is not None
+        request = job.request
+        offer = worker_pb2.HandoffOffer(
+            handoff_id=job.target.handoff_id,
+            request_id=request.request_id,
+            prefill_worker_id=self.worker_id,
+            prefill_epoch=self.epoch,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            fingerprint=self._fingerprint,
+        )
+        limits = self._limits
+        job.handoff = OutgoingHandoff(
+            offer,
+            peer=job.target.worker_id,
+            cache=self.executor.cache,
+            links=self.links,
+            machine=SourceHandoff(lease_s=limits.lease_s, max_resends=limits.max_resends, now=time.monotonic()),
+            callbacks=HandoffCallbacks(
+                ticket=lambda: self._on_ticket(request.request_id),
+                failed=lambda error: self._soon(self.fail, job, error),
+                ended=lambda: self._soon(self._end, job),
+            ),
+        )
+        stub = worker_pb2_grpc.DecodeWorkerStub(self._channels.get(job.target.address))
+        task = asyncio.create_task(job.handoff.run(stub))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_ticket(self, request_id: RequestId) -> None:
+        with self._engine.lock:
+            self.scheduler.ticket(request_id)
+            self._engine.lock.notify()
+
+    def _expire(self, job: Job) -> None:
+        if not job.over:
+            self.fail(job, DeadlineExceeded("the request's time ran out in the prefill pool"))
+
+    def fail(self, job: Job, error: TandemError) -> None:
+        """Ends a job early: no more compute, blocks back when the handoff lets go of them."""
+        if job.failed or job.over:
+            return
+        job.failed = True
+        job.events.put_nowait(error)
+        with self._engine.lock:
+            self.scheduler.abort(job.request.request_id)
+        if job.handoff is None:
+            self._end(job)
+        else:
+            job.handoff.abort(error.message)
+
+    def _end(self, job: Job) -> None:
+        """The job's blocks are ours again and nothing of it is left."""
+        if job.over:
+            return
+        job.over = True
+        if job.timer is not None:
+            job.timer.cancel()
+        with self._engine.lock:
+            self.scheduler.release(job.request.request_id)
+        del self._jobs[job.request.request_id]
+        if not job.failed:
+            done = worker_pb2.PrefillDone(timings=self._timings(job))
+            job.events.put_nowait(worker_pb2.PrefillEvent(done=done))
+        if not self._jobs:
+            self._idle.set()
+        self._advance()
+
+    def _timings(self, job: Job) -> common_pb2.PrefillTimings:
+        return prefill_timings(
+            arrival_s=job.request.arrival_s,
+            started_s=job.started_s,
+            last_kv_s=job.last_kv_s,
+            ended_s=job.ended_s,
+            num_chunks=job.num_chunks,
+            handoff=job.handoff,
+            transport=self.transport.name,
+        )
+
+    def _on_first(self, outputs: tuple[FirstOutput, ...]) -> None:
+        for output in outputs:
+            job = self._jobs.get(output.request_id)
+            if job is None or job.failed:
+                continue
+            reason = finish_reason_to_proto(output.finish_reason)
+            first = worker_pb2.FirstToken(token_id=output.token_id, finish_reason=reason)
+            job.events.put_nowait(worker_pb2.PrefillEvent(first_token=first))
+            if job.handoff is None:
+                self._end(job)
+            else:
+                job.handoff.computed(
+                    first_token_id=output.token_id, finish_reason=output.finish_reason, num_cached_tokens=0
+                )
+        self._advance()
+
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    # --- engine thread
+
+    def _schedule(self) -> PrefillPlan | None:
+        plan = self.scheduler.schedule()
+        return plan if plan.chunks else None
+
+    def _execute(self, plan: PrefillPlan) -> list[int | None]:
+        now = time.monotonic()
+        jobs = [self._jobs.get(chunk.request.request_id) for chunk in plan.chunks]
+        batch = [_slice_of(chunk) for chunk in plan.chunks]
+        shipping: list[tuple[OutgoingHandoff, int, int, Chunk]] = []
+        for job, chunk in zip(jobs, plan.chunks, strict=True):
+            if job is None:
+                continue
+            job.started_s = job.started_s or now
+            job.num_chunks += 1
+            first, job.num_blocks_computed = job.num_blocks_computed, self._blocks_after(chunk)
+            if job.handoff is not None and job.num_blocks_computed > first:
+                shipping.append((job.handoff, first, job.num_blocks_computed - first, chunk))
+        last_layer = self.executor.spec.num_layers - 1
+
+        def on_layer(layer: int) -> None:
+            for handoff, first_block, num_blocks, chunk in shipping:
+                blocks = BlockRange(layer=layer, first_block=first_block, num_blocks=num_blocks)
+                handoff.post(blocks, chunk.block_ids)
+            if layer == last_layer:
+                written_s = time.monotonic()
+                for job in jobs:
+                    if job is not None:
+                        job.last_kv_s = written_s
+
+        tokens = self.executor.execute(batch, on_layer)
+        ended_s = time.monotonic()
+        for job in jobs:
+            if job is not None:
+                job.ended_s = ended_s
+        return tokens
+
+    def _blocks_after(self, chunk: Chunk) -> int:
+        """Blocks whose KV is complete after this chunk; the last one of the prompt may be partly filled."""
+        end = chunk.start + chunk.num_tokens
+        return -(-end // self._block_size) if chunk.is_last else end // self._block_size
+
+    def _commit(self, plan: PrefillPlan, tokens: list[int | None]) -> Callable[[], None]:
+        outputs = self.scheduler.commit(plan, tokens)
+        self.num_tokens += plan.num_tokens
+        return lambda: self._soon(self._on_first, outputs)
+
+
+def _slice_of(chunk: Chunk) -> SequenceSlice:
+    tokens = chunk.request.prompt_token_ids[chunk.start : chunk.start + chunk.num_tokens]
+    return SequenceSlice(
+        token_ids=tokens,
+        num_computed=chunk.start,
+        block_ids=chunk.block_ids,
+        sampling=chunk.request.sampling if chunk.is_last else None,
+    )

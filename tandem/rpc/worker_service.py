@@ -1,0 +1,57 @@
+"""The control service that workers of both pools serve: status, abort, drain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import grpc
+
+from tandem.errors import DeadlineExceeded, RequestCancelled, TandemError
+from tandem.rpc.status import typed_errors
+from tandem.rpc.tandem.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
+from tandem.types import RequestId
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerControl(Protocol):
+    """What the control service needs of a worker."""
+
+    def status(self) -> inference_pb2.WorkerStatus:
+        """What the worker is doing now."""
+
+    def abort(self, request_id: RequestId, error: TandemError) -> None:
+        """Ends a request in any phase; unknown ids are fine."""
+
+    def start_draining(self) -> None:
+        """Refuses new requests from now on."""
+
+    async def wait_idle(self) -> None:
+        """Returns when nothing runs, waits or moves."""
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Serves `worker`; see worker.proto."""
+
+    def __init__(self, worker: WorkerControl) -> None:
+        self._worker = worker
+
+    async def GetStatus(self, request: worker_pb2.GetStatusRequest, context: Context) -> inference_pb2.WorkerStatus:
+        """What the worker is doing now."""
+        return self._worker.status()
+
+    async def Abort(self, request: worker_pb2.AbortRequest, context: Context) -> worker_pb2.AbortResponse:
+        """Ends a request."""
+        self._worker.abort(RequestId(request.request_id), RequestCancelled("the request was aborted"))
+        return worker_pb2.AbortResponse()
+
+    async def Drain(self, request: worker_pb2.DrainRequest, context: Context) -> worker_pb2.DrainResponse:
+        """Stops admission and waits."""
+        async with typed_errors(context):
+            self._worker.start_draining()
+            try:
+                await asyncio.wait_for(self._worker.wait_idle(), request.timeout_s)
+            except TimeoutError as exc:
+                raise DeadlineExceeded(f"still busy after {request.timeout_s:g} s of draining") from exc
+        return worker_pb2.DrainResponse()

@@ -1,0 +1,1 @@
+"""What the workers of both pools have in common: the engine's thread, and the process around it."""
