@@ -1,0 +1,210 @@
+"""Carries requests to workers: opens both legs, feeds the lifecycle, and closes what it must.
+
+Owns tasks and calls; where a request goes is `policy.py`'s, what events mean is `lifecycle.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+
+from router.dispatch import Dispatch, DispatchResult, ServedModel, TokenStep
+from router.lifecycle import Action, Emit, Fail, Leg, OpenPrefill, RequestLifecycle
+from router.policy import Route, num_decode_blocks, route
+from router.tracker import WorkerTracker
+from router.view import WorkerView
+from tandem.errors import TandemError, WorkerUnavailable
+from tandem.registry import Registry
+from tandem.rpc.convert import decode_request_to_proto, finish_reason_from_proto, prefill_request_to_proto
+from tandem.rpc.status import from_rpc_error
+from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
+from tandem.types import HandoffId, Request
+
+TIMINGS_TIMEOUT_S = 2.0
+"""How long a request that is complete waits for its legs to say how long they took."""
+
+
+class LegDispatch:
+    """One running request on its route. Made by `WorkerDispatcher.dispatch`; event loop only."""
+
+    def __init__(self, request: Request, to: Route, tracker: WorkerTracker) -> None:
+        self._request = request
+        self._route = to
+        self._tracker = tracker
+        self._handoff_id = HandoffId(uuid.uuid4().hex)
+        self._lifecycle = RequestLifecycle(has_decode=to.decode is not None)
+        self._steps: asyncio.Queue[TokenStep | TandemError] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._prefill_timings: common_pb2.PrefillTimings | None = None
+        self._decode_timings: common_pb2.DecodeTimings | None = None
+        self.on_over: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Opens the first leg."""
+        if self._route.decode is not None:
+            self._spawn("decode", self._run_decode(self._route.decode), self._route.decode)
+        self._perform(self._lifecycle.start())
+
+    async def __aiter__(self) -> AsyncIterator[TokenStep]:
+        """Steps in order; raises TandemError."""
+        while True:
+            step = await self._steps.get()
+            if isinstance(step, TandemError):
+                raise step
+            yield step
+            if step.finish_reason is not None:
+                return
+
+    async def finish(self) -> DispatchResult:
+        """Waits briefly for the timings of a complete request, stops a request that is not, and reports."""
+        if self._lifecycle.complete and self._tasks:
+            await asyncio.wait(self._tasks, timeout=TIMINGS_TIMEOUT_S)
+        await self.abort()
+        decode = self._route.decode
+        return DispatchResult(
+            prefill_worker=self._route.prefill.worker_id,
+            decode_worker=None if decode is None else decode.worker_id,
+            prefill=self._prefill_timings,
+            decode=self._decode_timings,
+        )
+
+    async def abort(self) -> None:
+        """Stops both legs. Idempotent."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- legs
+
+    def _spawn(self, leg: Leg, body: Awaitable[None], worker: WorkerView) -> None:
+        task = asyncio.create_task(self._run_leg(leg, body, worker))
+        self._tasks.add(task)
+        task.add_done_callback(self._leg_over)
+
+    def _leg_over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._tasks:
+            self.on_over()
+
+    async def _run_leg(self, leg: Leg, body: Awaitable[None], worker: WorkerView) -> None:
+        try:
+            await body
+        except grpc.aio.AioRpcError as exc:
+            error = from_rpc_error(exc)
+            if exc.code() is grpc.StatusCode.UNAVAILABLE and isinstance(error, WorkerUnavailable):
+                self._tracker.suspect(worker.worker_id, worker.epoch)
+                error = WorkerUnavailable(f"lost {leg} worker {worker.worker_id}: {error.message}", retry_after_s=1.0)
+            self._perform(self._lifecycle.leg_failed(leg, error))
+        except TandemError as error:
+            self._perform(self._lifecycle.leg_failed(leg, error))
+        else:
+            self._perform(self._lifecycle.leg_done(leg))
+
+    async def _run_decode(self, worker: WorkerView) -> None:
+        num_blocks = num_decode_blocks(self._request, worker.block_size)
+        with self._tracker.charge(worker.worker_id, num_blocks=num_blocks):
+            stub = worker_pb2_grpc.DecodeWorkerStub(self._tracker.channels.get(worker.address))
+            now = time.monotonic()
+            async for event in stub.Decode(
+                decode_request_to_proto(self._request, now=now, handoff_id=self._handoff_id)
+            ):
+                kind = event.WhichOneof("event")
+                if kind == "accepted":
+                    self._perform(self._lifecycle.accepted())
+                elif kind == "token":
+                    token = event.token
+                    reason = finish_reason_from_proto(token.finish_reason)
+                    self._perform(self._lifecycle.token(token.position, token.token_id, reason))
+                elif kind == "done":
+                    self._decode_timings = event.done.timings
+
+    async def _run_prefill(self, worker: WorkerView) -> None:
+        with self._tracker.charge(worker.worker_id, num_tokens=len(self._request.prompt_token_ids)):
+            stub = worker_pb2_grpc.PrefillWorkerStub(self._tracker.channels.get(worker.address))
+            message = prefill_request_to_proto(self._request, now=time.monotonic(), handoff=self._target())
+            async for event in stub.Prefill(message):
+                kind = event.WhichOneof("event")
+                if kind == "first_token":
+                    first = event.first_token
+                    reason = finish_reason_from_proto(first.finish_reason)
+                    self._perform(self._lifecycle.token(0, first.token_id, reason))
+                elif kind == "done":
+                    self._prefill_timings = event.done.timings
+
+    def _target(self) -> worker_pb2.HandoffTarget | None:
+        decode = self._route.decode
+        if decode is None:
+            return None
+        return worker_pb2.HandoffTarget(
+            handoff_id=self._handoff_id, decode_worker_id=decode.worker_id, decode_address=decode.address
+        )
+
+    # --- actions
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Emit(step=step):
+                    self._steps.put_nowait(step)
+                case OpenPrefill():
+                    self._spawn("prefill", self._run_prefill(self._route.prefill), self._route.prefill)
+                case Fail(error=error):
+                    self._steps.put_nowait(error)
+                    for task in self._tasks:
+                        if task is not asyncio.current_task():
+                            task.cancel()
+
+
+class WorkerDispatcher:
+    """A `Dispatcher` over the workers of the registry."""
+
+    def __init__(self, registry: Registry, *, on_change: Callable[[], None]) -> None:
+        self.tracker = WorkerTracker(registry, on_change=on_change)
+        self._running: set[LegDispatch] = set()
+
+    async def start(self) -> None:
+        """Starts to follow the registry."""
+        await self.tracker.start()
+
+    async def close(self) -> None:
+        """Stops all requests and closes all channels."""
+        await asyncio.gather(*(dispatch.abort() for dispatch in list(self._running)))
+        await self.tracker.close()
+
+    def dispatch(self, request: Request) -> Dispatch:
+        """Routes and starts a request. Raises WorkerUnavailable when nobody can take it."""
+        chosen = route(self.tracker.view(), request, time.monotonic())
+        dispatch = LegDispatch(request, chosen, self.tracker)
+        self._running.add(dispatch)
+        dispatch.on_over = lambda: self._running.discard(dispatch)
+        dispatch.start()
+        return dispatch
+
+    def model(self) -> ServedModel | None:
+        """The model of the ready pairs; None without one."""
+        pairs = self.tracker.view().pairs()
+        if not pairs:
+            return None
+        return ServedModel(
+            name=pairs[0][0].model,
+            max_context_tokens=min(min(p.max_context_tokens, d.max_context_tokens) for p, d in pairs),
+            block_size=pairs[0][0].block_size,
+        )
+
+    def ready(self) -> bool:
+        """Whether some compatible pair takes requests."""
+        return bool(self.tracker.view().pairs())
+
+    async def status(self) -> inference_pb2.ClusterStatus:
+        """What each worker says of itself now."""
+        served = self.model()
+        return inference_pb2.ClusterStatus(
+            workers=await self.tracker.statuses(),
+            num_running_requests=len(self._running),
+            model="" if served is None else served.name,
+        )

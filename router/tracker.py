@@ -1,0 +1,177 @@
+"""Keeps the router's view of the workers: the registry's records, what was given to whom, and who did not answer.
+
+When Redis is away the last view stays. A worker whose call failed is left out until it answers again, or has
+registered as a later incarnation. Which worker to take is `policy.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+from redis.exceptions import RedisError
+
+from router.view import ClusterView, WorkerView
+from tandem.registry import Registry, WorkerRecord
+from tandem.rpc.channels import Channels
+from tandem.rpc.tandem.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
+from tandem.types import Epoch, Role, WorkerId
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+PROBE_TIMEOUT_S = 1.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Charge:
+    """What this router has given to one worker and not seen end."""
+
+    num_tokens: int = 0
+    num_blocks: int = 0
+    num_requests: int = 0
+
+
+class WorkerTracker:
+    """Event loop only. `on_change` is called after each change of who may be given requests."""
+
+    def __init__(self, registry: Registry, *, on_change: Callable[[], None]) -> None:
+        self.channels = Channels()
+        self._registry = registry
+        self._on_change = on_change
+        self._records: dict[WorkerId, WorkerRecord] = {}
+        self._suspects: dict[WorkerId, Epoch] = {}
+        self._charges: dict[WorkerId, Charge] = {}
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Starts to follow the registry."""
+        self._tasks = [asyncio.create_task(self._poll()), asyncio.create_task(self._watch())]
+
+    async def close(self) -> None:
+        """Stops following and closes all channels."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.channels.close()
+
+    def view(self) -> ClusterView:
+        """All workers that may be given requests now."""
+        return ClusterView(workers=tuple(self._view_of(r) for r in self._records.values() if self._is_usable(r)))
+
+    @contextmanager
+    def charge(self, worker_id: WorkerId, *, num_tokens: int = 0, num_blocks: int = 0) -> Iterator[None]:
+        """Counts a request against a worker while the block runs."""
+        charge = self._charges.setdefault(worker_id, Charge())
+        charge.num_tokens += num_tokens
+        charge.num_blocks += num_blocks
+        charge.num_requests += 1
+        try:
+            yield
+        finally:
+            charge.num_tokens -= num_tokens
+            charge.num_blocks -= num_blocks
+            charge.num_requests -= 1
+
+    def suspect(self, worker_id: WorkerId, epoch: Epoch) -> None:
+        """A call to this incarnation failed: give it nothing until it answers a probe or registers anew."""
+        record = self._records.get(worker_id)
+        if record is not None and record.epoch == epoch and worker_id not in self._suspects:
+            logger.warning("worker %s does not answer, it gets no requests until it does", worker_id)
+            self._suspects[worker_id] = epoch
+            self._changed.set()
+            self._on_change()
+
+    async def statuses(self) -> list[inference_pb2.WorkerStatus]:
+        """Each registered worker's own word, or "unreachable"."""
+        return list(await asyncio.gather(*(self._status_of(record) for record in self._records.values())))
+
+    # --- following
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                self._update(await self._registry.workers())
+            except RedisError as exc:
+                logger.warning("Redis is away, keeping the last view of %d workers: %s", len(self._records), exc)
+            await self._probe_suspects()
+            try:
+                await asyncio.wait_for(self._changed.wait(), POLL_S)
+            except TimeoutError:
+                continue
+            self._changed.clear()
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                async for _ in self._registry.changes():
+                    self._changed.set()
+            except RedisError:
+                await asyncio.sleep(POLL_S)  # the poll reports it; this is only the pace of reconnecting
+
+    def _update(self, records: list[WorkerRecord]) -> None:
+        before = self._usable()
+        self._records = {record.worker_id: record for record in records}
+        for worker_id, epoch in list(self._suspects.items()):
+            record = self._records.get(worker_id)
+            if record is None or record.epoch != epoch:
+                del self._suspects[worker_id]
+        self._note_changes(before)
+
+    async def _probe_suspects(self) -> None:
+        before = self._usable()
+        for worker_id in list(self._suspects):
+            status = await self._status_of(self._records[worker_id])
+            if status.state != "unreachable":
+                self._suspects.pop(worker_id, None)
+        self._note_changes(before)
+
+    def _note_changes(self, before: set[tuple[WorkerId, Epoch]]) -> None:
+        after = self._usable()
+        for worker_id, epoch in sorted(after - before):
+            logger.info("worker %s (epoch %d) takes requests", worker_id, epoch)
+        for worker_id, epoch in sorted(before - after):
+            logger.info("worker %s (epoch %d) takes no more requests", worker_id, epoch)
+        if before != after:
+            self._on_change()
+
+    def _usable(self) -> set[tuple[WorkerId, Epoch]]:
+        return {(r.worker_id, r.epoch) for r in self._records.values() if self._is_usable(r)}
+
+    def _is_usable(self, record: WorkerRecord) -> bool:
+        return record.state == "ready" and record.worker_id not in self._suspects
+
+    def _view_of(self, record: WorkerRecord) -> WorkerView:
+        charge = self._charges.get(record.worker_id, Charge())
+        return WorkerView(
+            worker_id=record.worker_id,
+            role=Role(record.role),
+            address=record.address,
+            epoch=record.epoch,
+            fingerprint=record.fingerprint,
+            transport=record.transport,
+            model=record.model,
+            max_context_tokens=record.max_context_tokens,
+            num_blocks=record.num_blocks,
+            block_size=record.block_size,
+            num_waiting_tokens=max(charge.num_tokens, record.load.num_waiting_tokens),
+            num_used_blocks=max(charge.num_blocks, record.num_blocks - record.load.num_free_blocks),
+            num_requests=charge.num_requests,
+        )
+
+    async def _status_of(self, record: WorkerRecord) -> inference_pb2.WorkerStatus:
+        stub = worker_pb2_grpc.WorkerStub(self.channels.get(record.address))
+        try:
+            status = await stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            status = inference_pb2.WorkerStatus(
+                worker_id=record.worker_id, role=record.role, state="unreachable", epoch=record.epoch
+            )
+        status.address = record.address
+        return status
+

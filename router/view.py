@@ -1,0 +1,52 @@
+"""What the router believes of the cluster at one moment: immutable, made by `tracker.py`, read by `policy.py`. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.types import Epoch, Role, WorkerId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerView:
+    """One worker that may be given requests.
+
+    Loads are the larger of what the worker last reported and what this router itself has given it and not seen end,
+    so that neither a late heartbeat nor another router's requests are overlooked.
+    """
+
+    worker_id: WorkerId
+    role: Role
+    address: str
+    epoch: Epoch
+    fingerprint: str
+    transport: str
+    model: str
+    max_context_tokens: int
+    num_blocks: int
+    block_size: int
+    num_waiting_tokens: int
+    """Prompt tokens not yet prefilled (prefill workers)."""
+    num_used_blocks: int
+    """Blocks reserved, or asked for by requests on their way (decode workers)."""
+    num_requests: int
+    """Requests of this router on the worker."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterView:
+    """All workers that may be given requests."""
+
+    workers: tuple[WorkerView, ...]
+
+    def pairs(self) -> list[tuple[WorkerView, WorkerView]]:
+        """(prefill, decode) pairs that may exchange KV: same model, same layout, same transport."""
+        return [
+            (prefill, decode)
+            for prefill in self.workers
+            if prefill.role is Role.PREFILL
+            for decode in self.workers
+            if decode.role is Role.DECODE
+            and decode.fingerprint == prefill.fingerprint
+            and decode.transport == prefill.transport
+        ]
