@@ -1,0 +1,103 @@
+"""Sealed anonymous memory that two processes can share: made and sent by one side, mapped read-only by the other.
+
+A memfd has no name, so a killed process leaves nothing behind. It is sealed against shrinking, so a peer that maps it
+cannot be made to fault.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from bisect import bisect_right
+
+import numpy as np
+import torch
+
+from kv_transfer.segments import Bytes
+from tandem.errors import TransportError
+
+_F_ADD_SEALS = 1033
+_F_GET_SEALS = 1034
+_F_SEAL_SHRINK = 0x2
+_F_SEAL_GROW = 0x4
+_SEALS = _F_SEAL_SHRINK | _F_SEAL_GROW
+
+
+class Slab:
+    """Memory of our own that a peer can be given. `close` closes the descriptor; the pages live as long as views."""
+
+    def __init__(self, slab_id: int, num_bytes: int) -> None:
+        self.slab_id = slab_id
+        self.num_bytes = num_bytes
+        self.fd = os.memfd_create("tandem-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, num_bytes)
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+            self._map = mmap.mmap(self.fd, num_bytes)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self.view: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self.start = int(self.view.ctypes.data)
+
+    def tensor(self) -> torch.Tensor:
+        """All of it as a 1-D uint8 tensor, zeroed at first."""
+        return torch.from_numpy(self.view)
+
+    def close(self) -> None:
+        """Closes the descriptor. Pages stay mapped until the last view of them is gone."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            del self.view, self._map
+
+
+class SlabTable:
+    """Finds the slab that holds a piece of memory, by address."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._slabs: list[Slab] = []
+        self._next_id = 0
+
+    def add(self, num_bytes: int) -> Slab:
+        """A new slab that `find` knows. Raises OSError when memory runs out."""
+        slab = self.transient(num_bytes)
+        index = bisect_right(self._starts, slab.start)
+        self._starts.insert(index, slab.start)
+        self._slabs.insert(index, slab)
+        return slab
+
+    def transient(self, num_bytes: int) -> Slab:
+        """A new slab for one message, which `find` does not know."""
+        self._next_id += 1
+        return Slab(self._next_id, num_bytes)
+
+    def find(self, view: Bytes) -> tuple[Slab, int] | None:
+        """The slab that holds all of `view`, and the offset in it."""
+        address = int(view.ctypes.data)
+        index = bisect_right(self._starts, address) - 1
+        if index < 0:
+            return None
+        slab, offset = self._slabs[index], address - self._starts[index]
+        return (slab, offset) if offset + view.nbytes <= slab.num_bytes else None
+
+    def close(self) -> None:
+        """Closes all slabs of `add`."""
+        for slab in self._slabs:
+            slab.close()
+        self._slabs.clear()
+        self._starts.clear()
+
+
+def map_peer(fd: int) -> Bytes:
+    """A peer's slab, read-only; takes over `fd`. Raises TransportError when it is not sealed memory."""
+    try:
+        if fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS != _SEALS:
+            raise TransportError("a peer's memory is not sealed against resizing")
+        return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ), dtype=np.uint8)
+    except (OSError, ValueError) as exc:
+        raise TransportError(f"a peer's memory cannot be mapped: {exc}") from exc
+    finally:
+        os.close(fd)

@@ -1,0 +1,39 @@
+"""Asking a sink where a payload goes and telling it what became of it, whatever the sink does. No IO of its own."""
+
+from __future__ import annotations
+
+import logging
+
+from kv_transfer.segments import Bytes, as_bytes
+from kv_transfer.transport import MessageHeader, Sink
+from tandem.errors import TransportError
+
+logger = logging.getLogger(__name__)
+
+
+def place(sink: Sink, header: MessageHeader) -> list[Bytes] | None:
+    """Where the payload goes, or None when it is to be thrown away.
+
+    A sink that raises has placed nothing; one that names memory of the wrong size or kind has, and is told so.
+    """
+    try:
+        segments = sink.place(header)
+    except Exception:
+        logger.exception("the sink failed to place a message of handoff %s", header.handoff_id)
+        return None
+    if segments is None:
+        return None
+    try:
+        return as_bytes(segments, header.num_bytes)
+    except TransportError as error:
+        logger.error("the sink placed a message of handoff %s in the wrong memory: %s", header.handoff_id, error)
+        landed(sink, header, error)
+        return None
+
+
+def landed(sink: Sink, header: MessageHeader, error: TransportError | None) -> None:
+    """`sink.landed`, logging what it raises."""
+    try:
+        sink.landed(header, error)
+    except Exception:
+        logger.exception("the sink failed to take note of a message of handoff %s", header.handoff_id)

@@ -1,0 +1,78 @@
+"""Byte runs on both sides of a copy: checks, views, and one walk over two differently cut lists of segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from kv_transfer.digest import finish
+from tandem.errors import TransportError
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+_COPY_BYTES = 512 << 10
+"""Copied and digested at a time: small enough to be digested out of the cache that the copy filled."""
+
+
+def as_bytes(segments: Sequence[torch.Tensor], num_bytes: int) -> list[Bytes]:
+    """`segments` as numpy views, empty ones left out.
+
+    Raises TransportError unless all are contiguous 1-D uint8 tensors in host memory of `num_bytes` bytes together.
+    """
+    views = []
+    for segment in segments:
+        if segment.dtype != torch.uint8 or segment.dim() != 1 or not segment.is_contiguous():
+            raise TransportError(
+                f"a segment must be contiguous 1-D uint8, got {segment.dtype} {tuple(segment.shape)}", param="segments"
+            )
+        if segment.device.type != "cpu":
+            raise TransportError(f"a segment must lie in host memory, got {segment.device}", param="segments")
+        if segment.numel():
+            views.append(segment.detach().numpy())
+    total = sum(view.nbytes for view in views)
+    if total != num_bytes:
+        raise TransportError(f"segments have {total} bytes, the header says {num_bytes}", param="segments")
+    return views
+
+
+def walk(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> Iterator[tuple[Bytes, Bytes]]:
+    """Pairs of equally long pieces that, copied in order, fill `targets` from `sources` (equal totals)."""
+    remaining = iter(sources)
+    source = next(remaining, None)
+    for target in targets:
+        while target.nbytes:
+            assert source is not None, "sources are shorter than targets"
+            size = min(target.nbytes, source.nbytes, _COPY_BYTES)
+            yield target[:size], source[:size]
+            target = target[size:]
+            source = source[size:] if size < source.nbytes else next(remaining, None)
+
+
+def copy(targets: Sequence[Bytes], sources: Sequence[Bytes], *, with_digest: bool) -> int:
+    """Copies with the GIL free; returns the digest of what now lies in `targets`, or 0 when not asked for one."""
+    hasher = xxhash.xxh3_64()
+    for target, source in walk(targets, sources):
+        np.copyto(target, source)
+        if with_digest:
+            hasher.update(target.data)
+    return finish(hasher) if with_digest else 0
+
+
+def digest_bytes(views: Sequence[Bytes]) -> int:
+    """Like `kv_transfer.digest.digest`, of numpy views."""
+    hasher = xxhash.xxh3_64()
+    for view in views:
+        hasher.update(view.data)
+    return finish(hasher)
+
+
+def check_digest(expected: int, actual: int) -> TransportError | None:
+    """The error to report when both are known and differ."""
+    if expected and expected != actual:
+        return TransportError(f"payload digest is {actual:016x}, the header says {expected:016x}")
+    return None

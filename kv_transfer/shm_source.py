@@ -1,0 +1,153 @@
+"""The receiving half of the shared-memory transport: one connected source, its slabs, and the copy out of them."""
+
+from __future__ import annotations
+
+import array
+import logging
+import select
+import socket
+import struct
+from collections.abc import Callable
+
+from kv_transfer import placing
+from kv_transfer.memfd import map_peer
+from kv_transfer.progress import EVENTS_ERROR, ProgressThread
+from kv_transfer.segments import Bytes, check_digest, copy
+from kv_transfer.shm_wire import MAX_FRAME_BYTES, AckFrame, ForgetFrame, MessageFrame, SlabFrame, unpack
+from kv_transfer.transport import Sink
+from tandem.errors import LinkClosed, TransportError
+
+logger = logging.getLogger(__name__)
+
+_MAX_SLABS = 1024
+_UCRED = struct.Struct("3i")
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """User id of the process at the other end of a Unix socket."""
+    return int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
+
+
+class ShmSource:
+    """One connection of a peer that sends to us; lives on the transport's thread and copies there.
+
+    Only this thread ever writes placed memory, and a message is placed, copied and reported in one go: between two
+    events of the thread nothing is being written. That is what makes `quiesce` exact.
+    """
+
+    def __init__(
+        self, sock: socket.socket, sink: Sink, thread: ProgressThread, *, on_closed: Callable[[ShmSource], None]
+    ) -> None:
+        self._sock = sock
+        self._sink = sink
+        self._thread = thread
+        self._on_closed = on_closed
+        self._slabs: dict[int, Bytes] = {}
+        self._acks: list[bytes] = []
+
+    def start(self) -> None:
+        """Watches the socket."""
+        self._thread.register(self._sock.fileno(), select.EPOLLIN, self._on_ready)
+
+    def end(self) -> None:
+        """Closes the connection and lets go of the source's memory."""
+        if self._sock.fileno() >= 0:
+            self._thread.unregister(self._sock.fileno())
+            self._sock.close()
+            self._slabs.clear()
+            self._on_closed(self)
+
+    def _on_ready(self, events: int) -> None:
+        """Takes one frame: other connections get their turn between two large copies."""
+        try:
+            if events & select.EPOLLOUT:
+                self._flush()
+            if events & (select.EPOLLIN | EVENTS_ERROR) and not self._take():
+                self.end()
+        except BlockingIOError:
+            return
+        except (OSError, TransportError) as exc:
+            logger.warning("closing a connection of the shared-memory transport: %s", exc)
+            self.end()
+
+    def _take(self) -> bool:
+        data, fds = self._receive()
+        if not data:
+            return False
+        frame = unpack(data)
+        if isinstance(frame, SlabFrame):
+            self._add_slab(frame.slab_id, fds)
+        elif fds:
+            raise TransportError("a descriptor beside a frame that has none")
+        elif isinstance(frame, MessageFrame):
+            self._take_message(frame)
+        elif isinstance(frame, ForgetFrame):
+            self._slabs.pop(frame.slab_id, None)
+        else:
+            raise TransportError("an acknowledgement from a source")
+        return True
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        fds = array.array("i")
+        data, ancillary, flags, _ = self._sock.recvmsg(
+            MAX_FRAME_BYTES, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            _close_all(fds.tolist())
+            raise TransportError("a frame that is too long")
+        return data, fds.tolist()
+
+    def _add_slab(self, slab_id: int, fds: list[int]) -> None:
+        if len(fds) != 1 or slab_id in self._slabs or len(self._slabs) >= _MAX_SLABS:
+            _close_all(fds)
+            raise TransportError("a slab without one descriptor, known already, or one too many")
+        self._slabs[slab_id] = map_peer(fds[0])
+
+    def _take_message(self, frame: MessageFrame) -> None:
+        sources = [self._piece(*piece) for piece in frame.pieces]
+        if self._hung_up():
+            raise LinkClosed("the source closed the link before its message was read")
+        targets = placing.place(self._sink, frame.header)
+        if targets is not None:
+            placing.landed(self._sink, frame.header, self._copy(frame, targets, sources))
+        self._acks.append(AckFrame(number=frame.number).pack())
+        self._flush()
+
+    def _copy(self, frame: MessageFrame, targets: list[Bytes], sources: list[Bytes]) -> TransportError | None:
+        expected = frame.header.digest
+        actual = copy(targets, sources, with_digest=expected != 0)
+        if self._hung_up():
+            return LinkClosed("the source closed the link while its message was read")
+        return check_digest(expected, actual)
+
+    def _piece(self, slab_id: int, offset: int, length: int) -> Bytes:
+        slab = self._slabs.get(slab_id)
+        if slab is None or offset + length > slab.nbytes:
+            raise TransportError(f"a piece outside of what was shared (slab {slab_id})")
+        return slab[offset : offset + length]
+
+    def _hung_up(self) -> bool:
+        """Whether the source closed its end, after which its memory may change."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def _flush(self) -> None:
+        while self._acks:
+            try:
+                self._sock.send(self._acks[0], socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                self._thread.modify(self._sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+                return
+            self._acks.pop(0)
+        self._thread.modify(self._sock.fileno(), select.EPOLLIN)
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        socket.close(fd)
+
+
