@@ -77,6 +77,11 @@ class Frontend:
         """Requests open here."""
         return len(self._slots)
 
+    @property
+    def accepts_requests(self) -> bool:
+        """Whether a request sent now would be served: workers are ready, and the router is not shutting down."""
+        return not self._draining and self.dispatcher.ready()
+
     def served_model(self, name: str = "") -> ServedModel:
         """The model `name`; empty means the only one. Raises ModelNotFound, WorkerUnavailable before any is ready."""
         model = self.dispatcher.model()

@@ -92,8 +92,7 @@ class AdminService(inference_pb2_grpc.AdminServicer):
     ) -> inference_pb2.ClusterStatus:
         """See the proto."""
         async with typed_errors(context):
-            status = await self._frontend.dispatcher.status()
-        return status
+            return await self._frontend.dispatcher.status()
 
 
 def register(server: grpc.aio.Server, frontend: Frontend) -> None:

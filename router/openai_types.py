@@ -69,7 +69,8 @@ class StreamOptions(BaseModel):
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    model: str
+    model: str = ""
+    """Empty takes the only model served."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None

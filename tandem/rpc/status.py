@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
+from types import TracebackType
 from typing import Any, Never
 
 import grpc
@@ -61,18 +61,26 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: TandemError)
     await context.abort(status_code(error), error.message, trailing_metadata(error))
 
 
-@asynccontextmanager
-async def typed_errors(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Around a handler's body: a TandemError ends the call with its status, a bug with INTERNAL and a logged trace."""
-    try:
-        yield
-    except TandemError as exc:
-        await abort(context, exc)
-    except grpc.aio.AbortError:
-        raise
-    except Exception as exc:
-        _LOG.exception("a gRPC handler failed")
-        await abort(context, TandemError(f"internal error ({type(exc).__name__})"))
+class typed_errors:
+    """Around a handler's body: a TandemError ends the call with its status, a bug with INTERNAL and a logged trace.
+
+    `async with typed_errors(context): ...`
+    """
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, TandemError):
+            await abort(self._context, error)
+        if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
+            _LOG.error("a gRPC handler failed", exc_info=error)
+            await abort(self._context, TandemError(f"internal error ({type(error).__name__})"))
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> TandemError:

@@ -1,0 +1,92 @@
+"""A whole router in the running event loop: gRPC and HTTP over one frontend, health that follows the workers, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import grpc
+
+from router.dispatch import Dispatcher
+from router.frontend import Frontend
+from router.grpc_service import SERVICE_NAMES, register
+from router.http_server import HttpServer, start_http
+from router.openai_http import make_app
+from router.tokenizer import ChatTokenizer
+from tandem.config import ClusterConfig
+from tandem.observability.metrics import RouterMetrics
+from tandem.rpc.server import RpcServer, start_server
+
+_HEALTH_PERIOD_S = 0.2
+_LAST_WORDS_S = 1.0
+"""Time that ended requests have to tell their clients so."""
+
+
+class RunningRouter:
+    """Made by `serve`. Addresses are host:port, dialable from this host."""
+
+    def __init__(self, *, frontend: Frontend, rpc: RpcServer, http: HttpServer) -> None:
+        self.frontend = frontend
+        self._rpc = rpc
+        self._http = http
+        self._health = asyncio.create_task(self._follow_readiness(), name="router health")
+        self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    def grpc_address(self) -> str:
+        """Where tandem.v1.Inference and Admin are."""
+        return self._rpc.address
+
+    @property
+    def http_address(self) -> str:
+        """Where the OpenAI API is; `http://` comes before it."""
+        return self._http.address
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new requests, lets running ones end for `grace_s` seconds, ends the rest, closes both. Idempotent."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(grace_s), name="router stop")
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, grace_s: float) -> None:
+        self._health.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._health
+        await self._rpc.set_serving(False)
+        await self.frontend.drain(grace_s)
+        await asyncio.gather(self._rpc.stop(_LAST_WORDS_S), self._http.stop(_LAST_WORDS_S))
+
+    async def _follow_readiness(self) -> None:
+        """gRPC health is pushed to its watchers, and the dispatcher announces nothing: so look, and tell changes."""
+        while True:
+            await self._rpc.set_serving(self.frontend.accepts_requests)
+            await asyncio.sleep(_HEALTH_PERIOD_S)
+
+
+async def serve(*, config: ClusterConfig, dispatcher: Dispatcher, tokenizer_dir: Path) -> RunningRouter:
+    """Starts a router on config.router's host and ports; port 0 takes a free one.
+
+    Raises ModelLoadError for an unusable tokenizer, ClusterError when an address cannot be bound.
+    """
+    tokenizer = await asyncio.to_thread(ChatTokenizer.load, tokenizer_dir)
+    return await serve_frontend(
+        Frontend(dispatcher=dispatcher, tokenizer=tokenizer, config=config.router, metrics=RouterMetrics()),
+        config=config,
+    )
+
+
+async def serve_frontend(frontend: Frontend, *, config: ClusterConfig) -> RunningRouter:
+    """`serve` with a frontend that exists already."""
+
+    def add_services(server: grpc.aio.Server) -> None:
+        register(server, frontend)
+
+    router = config.router
+    rpc = await start_server(router.host, router.grpc_port, add_services, SERVICE_NAMES)
+    try:
+        http = await start_http(make_app(frontend), router.host, port=router.http_port)
+    except BaseException:
+        await rpc.stop(0)
+        raise
+    return RunningRouter(frontend=frontend, rpc=rpc, http=http)

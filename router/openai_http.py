@@ -1,0 +1,210 @@
+"""The OpenAI-compatible HTTP face of the router. Translates; the frontend does the work.
+
+Every failure is an OpenAI error body. Answers begin with the first token (or the first error), so an error before
+it has its own HTTP status; one after it is an event in the stream.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from router.fan_in import fan_in
+from router.frontend import Frontend
+from router.openai_format import Envelope, Json, error_body, usage_body
+from router.openai_types import ChatBody, CompletionBody, parse_body
+from router.output import OutputDelta
+from router.prompt import Conversation, Prompt
+from router.sse import DONE, EventStream, event, read_body, until_disconnect
+from router.stream import OutputStream
+from tandem.errors import TandemError, wire_status
+from tandem.observability.metrics import METRICS_CONTENT_TYPE
+from tandem.rpc.tandem.v1 import inference_pb2
+
+
+class OpenAiApi:
+    """The handlers of one router."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._created = int(time.time())
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        arrival_s = time.monotonic()
+        body = parse_body(await read_body(request), CompletionBody)
+        return await until_disconnect(request.receive, self._answer(request, body, body.prompts(), arrival_s))
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        arrival_s = time.monotonic()
+        body = parse_body(await read_body(request), ChatBody)
+        conversation = Conversation(messages=tuple(message.plain() for message in body.messages))
+        return await until_disconnect(request.receive, self._answer(request, body, [conversation], arrival_s))
+
+    async def models(self) -> Response:
+        """GET /v1/models; empty while no worker is ready."""
+        model = self._frontend.dispatcher.model()
+        data = [] if model is None else [self._model_body(model.name, model.max_context_tokens)]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, name: str) -> Response:
+        """GET /v1/models/{name}."""
+        model = self._frontend.served_model(name)
+        return JSONResponse(self._model_body(model.name, model.max_context_tokens))
+
+    async def health(self) -> Response:
+        """GET /health: 200 while requests are served, else 503."""
+        ready = self._frontend.accepts_requests
+        return JSONResponse({"status": "ok" if ready else "not ready"}, status_code=200 if ready else 503)
+
+    async def metrics(self) -> Response:
+        """GET /metrics."""
+        return Response(self._frontend.metrics.render(), headers={"content-type": METRICS_CONTENT_TYPE})
+
+    async def _answer(
+        self, request: Request, body: CompletionBody | ChatBody, prompts: Sequence[Prompt], arrival_s: float
+    ) -> Response:
+        """Opens all prompts; answers when the output is complete, or with a stream when its first step is here."""
+        model = self._frontend.served_model(body.model)
+        request_id = body.request_id or uuid.uuid4().hex
+        envelope = Envelope(
+            kind="chat" if isinstance(body, ChatBody) else "text",
+            response_id=("chatcmpl-" if isinstance(body, ChatBody) else "cmpl-") + request_id,
+            model=model.name,
+            include_usage=body.include_usage,
+            return_token_ids=bool(body.return_token_ids),
+        )
+        headers = {"x-request-id": request_id}
+        async with AsyncExitStack() as stack:
+            streams = await self._open(stack, body, prompts, request_id, arrival_s)
+            if not body.stream:
+                return JSONResponse(await _collect(envelope, streams), headers=headers)
+            outputs = await stack.enter_async_context(aclosing(fan_in(streams)))
+            first = await anext(outputs)
+            events = _events(envelope, streams, first, outputs, stack.pop_all())
+            await anext(events)  # from here on, closing the generator closes the streams
+            return EventStream(events, headers=headers)
+
+    async def _open(
+        self,
+        stack: AsyncExitStack,
+        body: CompletionBody | ChatBody,
+        prompts: Sequence[Prompt],
+        request_id: str,
+        arrival_s: float,
+    ) -> list[OutputStream]:
+        streams = []
+        for index, prompt in enumerate(prompts):
+            opened = await self._frontend.open(
+                prompt,
+                body.options(),
+                request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
+                timeout_s=body.timeout_s,
+                arrival_s=arrival_s,
+            )
+            streams.append(await stack.enter_async_context(opened))
+        return streams
+
+    def _model_body(self, name: str, max_context_tokens: int) -> Json:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tandem",
+            "max_model_len": max_context_tokens,
+        }
+
+
+async def _collect(envelope: Envelope, streams: Sequence[OutputStream]) -> Json:
+    """The whole answer: all choices by index, usage summed. Raises the first error of any choice."""
+    outputs = [OutputDelta() for _ in streams]
+    async with aclosing(fan_in(streams)) as steps:
+        async for index, delta in steps:
+            outputs[index] = outputs[index].then(delta)
+    choices = [
+        envelope.choice(index, output, stream.request.prompt_token_ids)
+        for index, (output, stream) in enumerate(zip(outputs, streams, strict=True))
+    ]
+    return envelope.whole(choices, usage_body([output.usage for output in outputs if output.usage is not None]))
+
+
+async def _events(
+    envelope: Envelope,
+    streams: Sequence[OutputStream],
+    first: tuple[int, OutputDelta],
+    rest: AsyncIterator[tuple[int, OutputDelta]],
+    stack: AsyncExitStack,
+) -> AsyncGenerator[bytes, None]:
+    """The events of a streamed answer. The first item is empty: it marks that `stack` is entered."""
+    usages: list[inference_pb2.Usage] = []
+    async with stack:
+        yield b""
+        for index, stream in enumerate(streams):
+            if (choice := envelope.opening(index, stream.request.prompt_token_ids)) is not None:
+                yield event(envelope.chunk([choice]))
+        try:
+            async for index, delta in _chained(first, rest):
+                if delta.usage is not None:
+                    usages.append(delta.usage)
+                if (choice := envelope.delta(index, delta)) is not None:
+                    yield event(envelope.chunk([choice]))
+        except TandemError as exc:
+            yield event(error_body(exc))
+            return
+        if envelope.include_usage:
+            yield event(envelope.chunk([], usage=usage_body(usages)))
+        yield DONE
+
+
+async def _chained(
+    first: tuple[int, OutputDelta], rest: AsyncIterator[tuple[int, OutputDelta]]
+) -> AsyncIterator[tuple[int, OutputDelta]]:
+    yield first
+    async for item in rest:
+        yield item
+
+
+def make_app(frontend: Frontend) -> FastAPI:
+    """The ASGI application."""
+    api = OpenAiApi(frontend)
+    app = FastAPI(title="Tandem", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_api_route("/v1/completions", api.completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/models", api.models, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/models/{name:path}", api.model, methods=["GET"], response_model=None)
+    app.add_api_route("/health", api.health, methods=["GET"], response_model=None)
+    app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
+    app.add_exception_handler(TandemError, _typed_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+    return app
+
+
+async def _typed_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TandemError)
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return JSONResponse(error_body(error), status_code=wire_status(error).http, headers=headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Unknown routes and wrong methods."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    code = "method_not_allowed" if error.status_code == 405 else "not_found" if error.status_code == 404 else None
+    body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """The server's own log has the trace: Starlette raises the error again after this answer."""
+    return JSONResponse(error_body(TandemError(f"internal error ({type(error).__name__})")), status_code=500)
