@@ -66,14 +66,14 @@ async def serve(
     launcher: ClusterLauncher,
     *,
     ready_file: Path | None,
-    on_ready: Callable[[ClusterInfo], None],
+    on_ready: Callable[[ClusterInfo], Awaitable[None]],
     on_stop: Callable[[], None],
 ) -> None:
     """Keeps a cluster up until a signal. The ready file exists exactly while requests are served."""
 
     async def body(info: ClusterInfo) -> None:
         with _present(ready_file, info.to_json()):
-            on_ready(info)
+            await on_ready(info)
             await asyncio.Event().wait()
 
     await with_cluster(launcher, body, on_stop=on_stop)

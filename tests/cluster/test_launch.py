@@ -124,7 +124,7 @@ def test_serving_ends_on_a_signal_and_takes_the_ready_file_away(tmp_path: Path) 
     ready = tmp_path / "ready.json"
     seen: list[dict[str, object]] = []
 
-    def on_ready(_: object) -> None:
+    async def on_ready(_: object) -> None:
         seen.append(json.loads(ready.read_text()))
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,0 +1,93 @@
+"""What the command line asks of a router: streams of text, and the cluster's status. Imports neither Ray nor torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import grpc
+
+from tandem.errors import ClusterError, TandemError
+from tandem.rpc.client import open_channel
+from tandem.rpc.status import CODE_KEY, from_rpc_error
+from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+DEFAULT_ENDPOINT = "127.0.0.1:50051"
+ENDPOINT_VARIABLE = "TANDEM_ENDPOINT"
+
+
+def default_endpoint() -> str:
+    """$TANDEM_ENDPOINT, else where `tandem up` listens by default."""
+    return os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+
+
+def make_sampling(
+    *, max_tokens: int | None = None, temperature: float | None = None, seed: int | None = None
+) -> common_pb2.SamplingParams:
+    """Fields that are None take the router's defaults."""
+    return common_pb2.SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+
+
+def as_tandem_error(error: grpc.aio.AioRpcError, endpoint: str) -> TandemError:
+    """The router's typed error, or ClusterError with what to do when no router was reached."""
+    typed = CODE_KEY in dict(error.trailing_metadata() or ())
+    if error.code() is grpc.StatusCode.UNAVAILABLE and not typed:
+        return ClusterError(f"no router answers at {endpoint}; start one with `tandem up` or give --endpoint HOST:PORT")
+    return from_rpc_error(error)
+
+
+class Client:
+    """A connection to one router; an async context manager. Methods raise TandemError."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    async def __aenter__(self) -> Client:
+        self._channel = open_channel(self._endpoint)
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._admin = inference_pb2_grpc.AdminStub(self._channel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    def generate(
+        self, prompt: str, sampling: common_pb2.SamplingParams
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """Continues a text. Closing the iterator cancels the request."""
+        return self._stream(
+            self._inference.Generate(inference_pb2.GenerateRequest(text=prompt, sampling=sampling))
+        )
+
+    def chat(
+        self, messages: Sequence[inference_pb2.ChatMessage], sampling: common_pb2.SamplingParams
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """Answers a conversation. Closing the iterator cancels the request."""
+        return self._stream(self._inference.Chat(inference_pb2.ChatRequest(messages=messages, sampling=sampling)))
+
+    async def _stream(
+        self, call: grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as exc:
+            raise as_tandem_error(exc, self._endpoint) from exc
+        finally:
+            call.cancel()
+
+    async def status(self, *, timeout_s: float = 10.0) -> inference_pb2.ClusterStatus:
+        """The router's view of the cluster."""
+        try:
+            return await self._admin.GetClusterStatus(inference_pb2.GetClusterStatusRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise as_tandem_error(exc, self._endpoint) from exc
+
+    async def models(self, *, timeout_s: float = 10.0) -> list[inference_pb2.Model]:
+        """What the router serves."""
+        try:
+            response = await self._inference.ListModels(inference_pb2.ListModelsRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise as_tandem_error(exc, self._endpoint) from exc
+        return list(response.models)

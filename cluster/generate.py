@@ -1,0 +1,41 @@
+"""`tandem generate`: streams one completion to stdout, or prints it whole as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from cluster.client import Client
+from cluster.status_view import as_data
+from tandem.rpc.tandem.v1.common_pb2 import FinishReason, SamplingParams
+from tandem.rpc.tandem.v1.inference_pb2 import GenerateResponse
+
+
+async def run_generate(endpoint: str, prompt: str, sampling: SamplingParams, *, as_json: bool) -> None:
+    """Raises TandemError; when cancelled, so is the request."""
+    responses: list[GenerateResponse] = []
+    async with Client(endpoint) as client:
+        stream = client.generate(prompt, sampling)
+        try:
+            async for response in stream:
+                responses.append(response)
+                if not as_json:
+                    sys.stdout.write(response.text)
+                    sys.stdout.flush()
+        finally:
+            await stream.aclose()
+    print(json.dumps(result_data(responses), indent=2) if as_json else "")
+
+
+def result_data(responses: list[GenerateResponse]) -> dict[str, object]:
+    """All steps of one request as one object; the last step carries usage and timings."""
+    last = responses[-1]
+    reason = FinishReason.Name(last.finish_reason).removeprefix("FINISH_REASON_").lower()
+    return {
+        "request_id": last.request_id,
+        "text": "".join(response.text for response in responses),
+        "token_ids": [token for response in responses for token in response.token_ids],
+        "finish_reason": reason,
+        "usage": as_data(last.usage),
+        "timings": as_data(last.timings),
+    }
