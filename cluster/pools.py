@@ -14,7 +14,7 @@ from typing import Any
 from cluster.events import WorkerInfo
 from cluster.placement import WorkerPlacement, total_resources
 from cluster.ray_local import LocalRay
-from cluster.worker_host import WorkerHost
+from cluster.ray_worker import RayWorker
 from tandem.errors import ClusterError, TandemError
 from tandem.types import Role
 
@@ -85,7 +85,7 @@ class RayPools:
                 placement_group=group, placement_group_bundle_index=0
             ),
         }
-        actor = ray.remote(WorkerHost).options(**options).remote(self._classes[place.role], self._settings_of(place))
+        actor = ray.remote(RayWorker).options(**options).remote(self._classes[place.role], self._settings_of(place))
         return _Worker(placement=place, group=group, actor=actor)
 
     async def wait_ready(self, on_ready: Callable[[WorkerInfo], None]) -> list[WorkerInfo]:

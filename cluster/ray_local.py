@@ -11,7 +11,9 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,6 +54,15 @@ def _make_temp_dir() -> Path:
     return path
 
 
+def _take_signals_back() -> None:
+    """Ray's core sets handlers that print a stack trace at SIGTERM; this puts Python's own in front again."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.getsignal(number))
+        signal.siginterrupt(number, False)
+
+
 def _log_instead_of_print() -> None:
     """Ray prints its nodes' error events to stdout, whatever it was told; stdout is for answers, so they are logged.
 
@@ -85,7 +96,10 @@ class LocalRay:
 
     async def start(self, resources: Mapping[str, float]) -> None:
         """Starts Ray with exactly these resources ("CPU" among them). Raises ClusterError."""
-        await self.call(lambda: self._start(resources))
+        try:
+            await self.call(lambda: self._start(resources))
+        finally:
+            _take_signals_back()
 
     def _start(self, resources: Mapping[str, float]) -> None:
         for name, value in _environment().items():

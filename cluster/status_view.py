@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from google.protobuf.json_format import MessageToDict
+from typing import Any
+
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
@@ -11,11 +12,17 @@ from cluster.timeline import data_size
 from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, WorkerStatus
 
 
-def as_data(message: Message) -> dict[str, object]:
-    """The message as plain data, every field present, names as in the .proto file."""
-    data: dict[str, object] = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
+def as_data(message: Message) -> dict[str, Any]:
+    """The message as plain data: names as in the .proto file, numbers as numbers, absent messages left out."""
+    data: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        value = getattr(message, field.name)
+        if field.is_repeated:
+            data[field.name] = [as_data(item) if isinstance(item, Message) else item for item in value]
+        else:
+            data[field.name] = as_data(value) if isinstance(value, Message) else value
     return data
 
 

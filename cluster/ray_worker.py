@@ -26,11 +26,11 @@ class WorkerActor(Protocol):
         """The process id."""
 
 
-class WorkerHost:
+class RayWorker:
     """One worker in one Ray process. `class_path` is "module:Class", built with the one argument `settings`."""
 
     def __init__(self, class_path: str, settings: dict[str, Any]) -> None:
-        if settings["cores"] and hasattr(os, "sched_setaffinity"):
+        if settings["cores"] and hasattr(os, "sched_setaffinity"):  # before the import: thread pools count cores once
             os.sched_setaffinity(0, settings["cores"])
         module, _, name = class_path.partition(":")
         self._worker: WorkerActor = getattr(import_module(module), name)(settings)
