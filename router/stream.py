@@ -129,7 +129,7 @@ class OutputStream:
                 raise
             limit_s = self.request.deadline_s - self.request.arrival_s
             raise DeadlineExceeded(
-                f"the request took longer than {limit_s:g} s; {self.clock.num_tokens} tokens were sent"
+                f"the request took longer than {limit_s:g} s; its tokens so far: {self.clock.num_tokens}"
             ) from exc
 
     async def _read(self) -> FinishReason:
