@@ -1,0 +1,129 @@
+"""The decode scheduler: reservation, continuous batching, and blocks that always come back."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from decode_pool.scheduler import DecodeOutput, DecodePlan, DecodeScheduler
+from tandem.kv.block_pool import BlockPool
+from tandem.types import FinishReason, RequestId
+from tests.factories import make_request
+
+
+def make_scheduler(*, num_blocks: int = 64, max_batch: int = 8) -> DecodeScheduler:
+    return DecodeScheduler(BlockPool(num_blocks), block_size=4, max_batch_sequences=max_batch)
+
+
+def run(scheduler: DecodeScheduler, token: int = 7) -> tuple[DecodePlan, tuple[DecodeOutput, ...]]:
+    plan = scheduler.schedule()
+    outputs = scheduler.commit(plan, [token] * len(plan.steps))
+    scheduler.check_invariants()
+    return plan, outputs
+
+
+def admit(scheduler: DecodeScheduler, name: str, **sampling: object) -> None:
+    scheduler.add(make_request(name, **sampling))
+    assert RequestId(name) in scheduler.reserve()
+    scheduler.deliver(RequestId(name), 5)
+
+
+def test_a_sequence_decodes_from_its_first_token_to_max_tokens_and_frees_its_blocks() -> None:
+    scheduler = make_scheduler()
+    admit(scheduler, "a", max_tokens=4)
+    steps, outputs = [], []
+    while not scheduler.is_idle:
+        plan, output = run(scheduler)
+        steps += [(s.token_id, s.num_computed, s.output_position) for s in plan.steps]
+        outputs += output
+    assert steps == [(5, 5, 1), (7, 6, 2), (7, 7, 3)]
+    assert [o.finish_reason for o in outputs] == [None, None, FinishReason.LENGTH]
+    assert scheduler.pool.num_free == 64
+
+
+def test_sequences_join_and_leave_at_every_iteration() -> None:
+    scheduler = make_scheduler()
+    admit(scheduler, "a", max_tokens=3)
+    run(scheduler)
+    admit(scheduler, "b", max_tokens=3)
+    assert [s.request.request_id for s in run(scheduler)[0].steps] == ["a", "b"]
+    assert [s.request.request_id for s in run(scheduler)[0].steps] == ["b"]
+    assert scheduler.is_idle
+
+
+def test_offers_wait_in_order_while_blocks_are_out() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    admit(scheduler, "a", max_tokens=4)
+    scheduler.add(make_request("b", num_prompt_tokens=12))
+    scheduler.add(make_request("c", num_prompt_tokens=2, max_tokens=2))
+    assert scheduler.reserve() == ()
+    while not scheduler.is_idle:
+        run(scheduler)
+    assert scheduler.reserve() == (RequestId("b"),)
+
+
+def test_the_batch_is_capped_and_the_rest_waits_for_its_turn() -> None:
+    scheduler = make_scheduler(max_batch=2)
+    for name in ("a", "b", "c"):
+        admit(scheduler, name, max_tokens=2)
+    assert [s.request.request_id for s in run(scheduler)[0].steps] == ["a", "b"]
+    assert [s.request.request_id for s in run(scheduler)[0].steps] == ["c"]
+
+
+def test_blocks_of_a_handoff_are_not_freed_by_abort() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a"))
+    scheduler.reserve()
+    assert not scheduler.abort(RequestId("a"))
+    assert scheduler.pool.num_free < 64
+    scheduler.release(RequestId("a"))
+    assert scheduler.pool.num_free == 64
+
+
+def test_blocks_that_a_running_iteration_writes_are_freed_only_when_it_is_committed() -> None:
+    scheduler = make_scheduler()
+    admit(scheduler, "a")
+    plan = scheduler.schedule()
+    assert scheduler.abort(RequestId("a"))
+    assert scheduler.pool.num_free < 64
+    assert scheduler.commit(plan, [7]) == ()
+    assert scheduler.pool.num_free == 64
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_happens_every_block_comes_back_and_nobody_is_forgotten(data: st.DataObject) -> None:
+    scheduler = make_scheduler(num_blocks=8, max_batch=2)
+    names = [RequestId(f"r{i}") for i in range(data.draw(st.integers(1, 8)))]
+    for name in names:
+        scheduler.add(
+            make_request(
+                name,
+                num_prompt_tokens=data.draw(st.integers(1, 20)),
+                max_tokens=data.draw(st.integers(2, 8)),
+                stop_token_ids=(1,),
+            )
+        )
+    moving: list[RequestId] = []
+    ended: set[RequestId] = set()
+    for _ in range(400):
+        moving += scheduler.reserve()
+        if moving and data.draw(st.booleans()):
+            scheduler.deliver(moving.pop(0), 0)
+        plan = scheduler.schedule()
+        victim = data.draw(st.sampled_from([None, None, None, *names]))
+        if victim is not None and victim not in ended:
+            if not scheduler.abort(victim):
+                moving.remove(victim)
+                scheduler.release(victim)
+            ended.add(victim)
+        tokens = [data.draw(st.integers(0, 3)) for _ in plan.steps]
+        for output in scheduler.commit(plan, tokens):
+            assert output.request_id not in ended
+            if output.finish_reason is not None:
+                ended.add(output.request_id)
+        scheduler.check_invariants()
+        if not len(scheduler):
+            break
+    assert ended == set(names)
+    assert scheduler.pool.num_free == 8

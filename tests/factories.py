@@ -1,0 +1,42 @@
+"""Makers of values for tests: every field has a default, name only what the test is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.view import WorkerView
+from tandem.types import Epoch, Request, RequestId, Role, SamplingParams, WorkerId
+
+
+def make_sampling(**changes: Any) -> SamplingParams:
+    """Greedy, four tokens, no stop tokens."""
+    return SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **changes})
+
+
+def make_request(request_id: str = "r0", *, num_prompt_tokens: int = 5, **sampling: Any) -> Request:
+    """A prompt of tokens 0, 1, 2, ..."""
+    return Request(
+        request_id=RequestId(request_id),
+        prompt_token_ids=tuple(range(num_prompt_tokens)),
+        sampling=make_sampling(**sampling),
+        arrival_s=0.0,
+        deadline_s=1e9,
+    )
+
+
+def make_worker_view(worker_id: str, role: Role, **changes: Any) -> WorkerView:
+    """An idle worker with 64 blocks of 16 tokens."""
+    values: dict[str, Any] = {
+        "address": f"127.0.0.1:{sum(worker_id.encode())}",
+        "epoch": Epoch(1),
+        "fingerprint": "same",
+        "transport": "shm",
+        "model": "m",
+        "max_context_tokens": 1024,
+        "num_blocks": 64,
+        "block_size": 16,
+        "num_waiting_tokens": 0,
+        "num_used_blocks": 0,
+        "num_requests": 0,
+    }
+    return WorkerView(worker_id=WorkerId(worker_id), role=role, **{**values, **changes})

@@ -1,0 +1,140 @@
+"""The prefill scheduler: budget, order, tickets, and blocks that always come back."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from prefill_pool.scheduler import FirstOutput, PrefillPlan, PrefillScheduler
+from tandem.kv.block_pool import BlockPool
+from tandem.types import FinishReason, RequestId, WorkerId
+from tests.factories import make_request
+
+DECODE = WorkerId("d0")
+
+
+def make_scheduler(*, num_blocks: int = 64, budget: int = 32, lookahead: int = 1 << 20) -> PrefillScheduler:
+    return PrefillScheduler(
+        BlockPool(num_blocks),
+        block_size=4,
+        max_batch_tokens=budget,
+        max_batch_sequences=8,
+        ticket_lookahead_tokens=lookahead,
+    )
+
+
+def run(scheduler: PrefillScheduler, token: int = 7) -> tuple[PrefillPlan, tuple[FirstOutput, ...]]:
+    plan = scheduler.schedule()
+    outputs = scheduler.commit(plan, [token if chunk.is_last else None for chunk in plan.chunks])
+    scheduler.check_invariants()
+    return plan, outputs
+
+
+def test_a_long_prompt_is_cut_at_the_budget_and_sampled_once_at_its_end() -> None:
+    scheduler = make_scheduler(budget=32)
+    scheduler.add(make_request(num_prompt_tokens=70), destination=None)
+    sizes, outputs = [], []
+    while not scheduler.is_idle:
+        plan, output = run(scheduler)
+        sizes.append(plan.num_tokens)
+        outputs += output
+    assert sizes == [32, 32, 6]
+    assert [o.token_id for o in outputs] == [7]
+
+
+def test_prompts_share_a_batch_in_order_of_arrival() -> None:
+    scheduler = make_scheduler(budget=32)
+    for name, length in (("a", 10), ("b", 30), ("c", 10)):
+        scheduler.add(make_request(name, num_prompt_tokens=length), destination=None)
+    plan, _ = run(scheduler)
+    assert [(c.request.request_id, c.num_tokens) for c in plan.chunks] == [("a", 10), ("b", 22)]
+    plan, _ = run(scheduler)
+    assert [(c.request.request_id, c.start, c.num_tokens) for c in plan.chunks] == [("b", 22, 8), ("c", 0, 10)]
+
+
+def test_a_prompt_waits_for_its_ticket_and_holds_no_blocks_meanwhile() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request(), destination=DECODE)
+    assert scheduler.schedule().chunks == ()
+    assert scheduler.wanted_tickets() == (RequestId("r0"),)
+    assert scheduler.wanted_tickets() == ()
+    assert scheduler.pool.num_free == 64
+    scheduler.ticket(RequestId("r0"))
+    plan, _ = run(scheduler)
+    assert len(plan.chunks) == 1
+
+
+def test_a_full_decode_worker_holds_up_nobody_elses_prompts() -> None:
+    scheduler = make_scheduler(lookahead=8)
+    for name in ("a", "b", "c"):
+        scheduler.add(make_request(name, num_prompt_tokens=8), destination=DECODE)
+    scheduler.add(make_request("d", num_prompt_tokens=8), destination=WorkerId("d1"))
+    assert scheduler.wanted_tickets() == (RequestId("a"), RequestId("d"))
+    scheduler.ticket(RequestId("d"))
+    plan, _ = run(scheduler)
+    assert [c.request.request_id for c in plan.chunks] == ["d"]
+
+
+def test_prompts_wait_while_blocks_are_out_and_go_on_when_they_come_back() -> None:
+    scheduler = make_scheduler(num_blocks=4, budget=64)
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, num_prompt_tokens=12), destination=None)
+    assert [c.request.request_id for c in run(scheduler)[0].chunks] == ["a"]
+    assert run(scheduler)[0].chunks == ()
+    scheduler.release(RequestId("a"))
+    assert [c.request.request_id for c in run(scheduler)[0].chunks] == ["b"]
+
+
+def test_blocks_that_a_running_iteration_writes_are_freed_only_when_it_is_committed() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request(num_prompt_tokens=8), destination=None)
+    plan = scheduler.schedule()
+    scheduler.abort(RequestId("r0"))
+    scheduler.release(RequestId("r0"))
+    assert scheduler.pool.num_free == 62
+    assert scheduler.commit(plan, [7]) == ()
+    assert scheduler.pool.num_free == 64
+
+
+def test_the_first_token_obeys_every_finish_rule() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("stop", stop_token_ids=(7,)), destination=None)
+    scheduler.add(make_request("length", max_tokens=1), destination=None)
+    scheduler.add(make_request("goes on"), destination=None)
+    _, outputs = run(scheduler)
+    assert [o.finish_reason for o in outputs] == [FinishReason.STOP, FinishReason.LENGTH, None]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_happens_every_block_comes_back_and_every_token_is_computed_once(data: st.DataObject) -> None:
+    scheduler = make_scheduler(num_blocks=12, budget=data.draw(st.integers(1, 20)), lookahead=16)
+    lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=8))
+    computed = {RequestId(f"r{i}"): 0 for i in range(len(lengths))}
+    finished: set[str] = set()
+    aborted: set[str] = set()
+    for i, length in enumerate(lengths):
+        destination = data.draw(st.sampled_from([None, DECODE, WorkerId("d1")]))
+        scheduler.add(make_request(f"r{i}", num_prompt_tokens=length), destination=destination)
+    for _ in range(400):
+        for request_id in scheduler.wanted_tickets():
+            scheduler.ticket(request_id)
+        plan = scheduler.schedule()
+        assert plan.num_tokens <= scheduler._max_batch_tokens
+        victim = data.draw(st.sampled_from([None, None, None, *computed]))
+        if victim is not None and victim not in finished:
+            scheduler.abort(victim)
+            scheduler.release(victim)
+            aborted.add(victim)
+        for chunk in plan.chunks:
+            assert chunk.start == computed[chunk.request.request_id]
+            computed[chunk.request.request_id] += chunk.num_tokens
+        for output in scheduler.commit(plan, [1 if c.is_last else None for c in plan.chunks]):
+            assert output.request_id not in finished | aborted
+            finished.add(output.request_id)
+            scheduler.release(output.request_id)
+        scheduler.check_invariants()
+        if not len(scheduler):
+            break
+    assert finished | aborted == set(computed)
+    assert scheduler.pool.num_free == 12
