@@ -1,0 +1,202 @@
+"""The sending half of the UCX transport: one endpoint, a window of messages under way, and an orderly or a hard end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kv_transfer.outbox import Outbox
+from kv_transfer.progress import ProgressThread
+from kv_transfer.segments import Bytes, as_bytes, copy
+from kv_transfer.staging import StagingPool
+from kv_transfer.transport import LinkStats, MessageHeader
+from kv_transfer.ucx_native import RENDEZVOUS_BYTES, Endpoint
+from kv_transfer.ucx_wire import CONTROL_TAG, Announce, Bye, Hello, payload_tag
+from tandem.errors import TransportError
+
+logger = logging.getLogger(__name__)
+
+_MAX_UNDER_WAY = 32
+_CLOSE_WAIT_S = 0.7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Send:
+    number: int
+    header: MessageHeader
+    views: Sequence[Bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _UnderWay:
+    """Requests that UCX holds, and the memory that it may read until they complete."""
+
+    requests: Sequence[Any]
+    memory: Sequence[Bytes]
+    staging: Bytes | None = None
+
+    def completed(self) -> bool:
+        return all(request.completed for request in self.requests)
+
+
+class UcxLink:
+    """One direction to one peer. Everything but `send`, `stats` and `close` belongs to the transport's thread.
+
+    After the end, requests that the peer has not answered linger here with their memory: UCX cannot take a message
+    back, and a slow peer may still fetch it. Its digest then tells the peer that it is not what was announced.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, thread: ProgressThread, staging: StagingPool, *, nonce: int, error_handling: bool
+    ) -> None:
+        self._endpoint = endpoint
+        self._thread = thread
+        self._staging = staging
+        self._nonce = nonce
+        self._error_handling = error_handling
+        self._outbox = Outbox()
+        self._waiting: deque[_Send] = deque()
+        self._under_way: dict[int, _UnderWay] = {}
+        self._others: list[_UnderWay] = []
+        self._pidfd = -1
+        self._ended = False
+        self._endpoint_closed = False
+
+    @property
+    def detail(self) -> str:
+        fetched = "fetched by the receiver" if self._endpoint.reads_remote else "pushed"
+        mode = "on" if self._error_handling else "off"
+        return f"{', '.join(self._endpoint.lanes)}; large payloads {fetched}; endpoint error handling {mode}"
+
+    def send(self, header: MessageHeader, segments: Sequence[torch.Tensor]) -> Future[None]:
+        number, future = self._outbox.open(header.num_bytes)
+        if number is None:
+            return future
+        try:
+            send = _Send(number=number, header=header, views=as_bytes(segments, header.num_bytes))
+        except TransportError as error:
+            self._outbox.finish(number, error)
+            return future
+        if not self._thread.post(lambda: self._enqueue(send)):
+            self._outbox.close("the transport is closed")
+        return future
+
+    def stats(self) -> LinkStats:
+        return self._outbox.stats()
+
+    def close(self) -> None:
+        if not self._thread.run_and_wait(lambda: self.end("the link was closed"), _CLOSE_WAIT_S):
+            self._outbox.close("the link was closed")
+
+    def open(self, hello: Hello, pidfd: int | None, *, on_open: Callable[[], None]) -> None:
+        """Sends the HELLO; `on_open` is called when the peer has taken it."""
+        if pidfd is not None:
+            self._pidfd = pidfd
+            self._thread.register(pidfd, select.EPOLLIN, lambda _: self.end("the peer's process ended", peer_dead=True))
+        self._hello = self._control(hello.pack())
+        self._on_open: Callable[[], None] | None = on_open
+
+    @property
+    def closed(self) -> bool:
+        """Whether the link has ended."""
+        return self._outbox.closed
+
+    @property
+    def idle(self) -> bool:
+        """Whether UCX holds nothing of this link."""
+        return not self._under_way and not self._others
+
+    @property
+    def finished(self) -> bool:
+        """Whether the link has ended and nothing lingers."""
+        return self._ended and self.idle
+
+    def advance(self) -> bool:
+        """Takes note of completed requests and starts waiting ones. True when something happened."""
+        if self._on_open is not None and self._hello.completed():
+            on_open, self._on_open = self._on_open, None
+            on_open()
+        done = [number for number, entry in self._under_way.items() if entry.completed()]
+        for number in done:
+            self._complete(number, self._under_way.pop(number))
+        self._others = [entry for entry in self._others if not entry.completed()]
+        started = self._pump()
+        if self.finished:
+            self._close_endpoint()
+        return bool(done) or started
+
+    def end(self, reason: str, *, peer_dead: bool = False) -> None:
+        """Tells the peer, then fails what is unfinished. Does not wait for anybody."""
+        if self._ended:
+            return
+        self._ended = True
+        self._waiting.clear()
+        if self._pidfd >= 0:
+            self._thread.unregister(self._pidfd)
+            os.close(self._pidfd)
+        if peer_dead:
+            self._forget_memory()
+        else:
+            self._others.append(self._control(Bye(nonce=self._nonce).pack()))
+        self._outbox.close(reason)
+        if self._error_handling or self.idle:
+            self._close_endpoint()
+
+    def _close_endpoint(self) -> None:
+        if not self._endpoint_closed:
+            self._endpoint_closed = True
+            self._endpoint.close()
+
+    def _forget_memory(self) -> None:
+        """A dead peer fetches nothing: lets go of large payloads. Small ones may be queued inside UCX, by address."""
+        for number, entry in self._under_way.items():
+            kept = [view for view in entry.memory if view.nbytes <= RENDEZVOUS_BYTES]
+            self._under_way[number] = _UnderWay(requests=entry.requests, memory=kept)
+
+    def _complete(self, number: int, entry: _UnderWay) -> None:
+        if entry.staging is not None:
+            self._staging.give_back(entry.staging)
+        try:
+            for request in entry.requests:
+                request.check_error()
+        except Exception as exc:  # UCXX's errors derive from Exception, one class per UCX status
+            self._outbox.finish(number, TransportError(f"UCX could not send: {exc}"))
+            self.end(f"sending failed: {exc}")
+            return
+        self._outbox.finish(number)
+
+    def _enqueue(self, send: _Send) -> None:
+        if not self._outbox.closed:
+            self._waiting.append(send)
+
+    def _pump(self) -> bool:
+        started = False
+        while self._waiting and len(self._under_way) < _MAX_UNDER_WAY:
+            started = True
+            self._start(self._waiting.popleft())
+        return started
+
+    def _start(self, send: _Send) -> None:
+        control = self._control(Announce(nonce=self._nonce, number=send.number, header=send.header).pack())
+        staging = None
+        if len(send.views) > 1:
+            staging = self._staging.take(send.header.num_bytes)
+            copy([staging], send.views, with_digest=False)
+        payload = staging if staging is not None else send.views[0]
+        request = self._endpoint.send(payload, payload_tag(self._nonce, send.number))
+        self._under_way[send.number] = _UnderWay(
+            requests=[*control.requests, request], memory=[*control.memory, payload], staging=staging
+        )
+
+    def _control(self, message: bytes) -> _UnderWay:
+        view = np.frombuffer(message, dtype=np.uint8)
+        return _UnderWay(requests=[self._endpoint.send(view, CONTROL_TAG)], memory=[view])

@@ -1,0 +1,285 @@
+"""The receiving half of the UCX transport: what was announced, what is being received, and where it may be written.
+
+A payload is received straight into the placed memory only where the link's large payloads are fetched by this side
+(cma, RDMA read) and the memory is one piece: such a receive ends by itself, whatever the sender does. All others go
+through a staging buffer, which a stuck sender may hold for ever while the placed memory is free at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kv_transfer import placing
+from kv_transfer.host import ProcessIdentity, open_process
+from kv_transfer.progress import ProgressThread
+from kv_transfer.segments import Bytes, check_digest, copy, digest_bytes
+from kv_transfer.staging import StagingPool
+from kv_transfer.transport import MessageHeader, Sink
+from kv_transfer.ucx_native import Worker
+from kv_transfer.ucx_wire import (
+    CONTROL_TAG,
+    MAX_CONTROL_BYTES,
+    PAYLOAD_MASK,
+    PAYLOAD_TAG,
+    Announce,
+    Bye,
+    Control,
+    Hello,
+    payload_tag,
+    tag_nonce,
+    unpack,
+)
+from tandem.errors import LinkClosed, TransportError
+from tandem.types import HandoffId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Source:
+    """One link of a peer to us."""
+
+    nonce: int
+    reads_remote: bool
+    pidfd: int | None
+    gone: bool = False
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Incoming:
+    """A placed payload that UCX is receiving: directly when `staging` is None. Without `targets` it was detached."""
+
+    header: MessageHeader
+    source: _Source
+    request: Any
+    targets: list[Bytes] | None
+    staging: Bytes | None
+    cancelled: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class _Quiesce:
+    future: Future[None]
+    remaining: set[_Incoming] = field(default_factory=set)
+
+
+class UcxReceiver:
+    """All of it runs on the transport's thread."""
+
+    def __init__(
+        self, worker: Worker, sink: Sink, thread: ProgressThread, staging: StagingPool, *, identity: ProcessIdentity
+    ) -> None:
+        self._worker = worker
+        self._sink = sink
+        self._thread = thread
+        self._staging = staging
+        self._identity = identity
+        self._sources: dict[int, _Source] = {}
+        self._controls: list[tuple[Any, Bytes]] = []
+        self._announced: dict[int, Announce] = {}
+        self._early: dict[int, Any] = {}
+        self._incoming: set[_Incoming] = set()
+        self._scratch: list[tuple[Any, Bytes]] = []
+        self._quiescing: list[_Quiesce] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether UCX holds no receive of ours."""
+        return not self._incoming and not self._scratch and not self._controls
+
+    def advance(self) -> bool:
+        """Takes what arrived and reports what is complete. True when something happened."""
+        done = [entry for entry in self._incoming if entry.request.completed]
+        if done:
+            # A sender says BYE before it writes its memory again: a BYE that is here by now came during the read.
+            while self._worker.progress():
+                pass
+        moved = self._take_controls()
+        for entry in done:
+            self._incoming.discard(entry)
+            self._finish(entry)
+        self._reuse_scratch()
+        return self._take_payloads() or moved or bool(done)
+
+    def quiesce(self, handoff_id: HandoffId, future: Future[None]) -> None:
+        """Detaches staged receives at once; direct ones end by themselves, soon, and are waited for."""
+        waiting = _Quiesce(future=future)
+        for entry in [e for e in self._incoming if e.header.handoff_id == handoff_id and e.targets is not None]:
+            if entry.staging is None:
+                entry.cancelled = True
+                waiting.remaining.add(entry)
+            else:
+                self._detach(entry, TransportError("the handoff was quiesced"))
+        if waiting.remaining:
+            self._quiescing.append(waiting)
+        else:
+            future.set_result(None)
+
+    def close(self) -> list[_Incoming]:
+        """Lets go of all sources. Returns what was placed and not finished, for `report_closed`."""
+        for source in list(self._sources.values()):
+            self._drop_source(source)
+        return [entry for entry in self._incoming if entry.targets is not None]
+
+    def report_closed(self, unfinished: list[_Incoming]) -> None:
+        """Tells the sink, once the worker is gone and nothing can be written any more."""
+        for entry in unfinished:
+            self._detach(entry, LinkClosed("the transport was closed"))
+        for waiting in self._quiescing:
+            waiting.future.set_result(None)
+        self._quiescing.clear()
+
+    def _detach(self, entry: _Incoming, error: TransportError) -> None:
+        """The placed memory is free from here on; the receive goes on into its staging buffer, if at all."""
+        entry.targets = None
+        placing.landed(self._sink, entry.header, error)
+
+    def _take_controls(self) -> bool:
+        moved = False
+        for entry in [entry for entry in self._controls if entry[0].completed]:
+            moved = True
+            self._controls.remove(entry)
+            self._take_control(*entry)
+        while (probed := self._worker.probe(CONTROL_TAG)) is not None:
+            moved = True
+            view = np.empty(probed.length, dtype=np.uint8)
+            request = self._worker.receive(view, probed)
+            if request.completed:
+                self._take_control(request, view)
+            else:
+                self._controls.append((request, view))
+        return moved
+
+    def _take_control(self, request: Any, view: Bytes) -> None:
+        try:
+            request.check_error()
+        except Exception as exc:  # UCXX's errors derive from Exception, one class per UCX status
+            logger.warning("a control message could not be received: %s", exc)
+            return
+        try:
+            if view.nbytes > MAX_CONTROL_BYTES:
+                raise TransportError(f"a control message of {view.nbytes} bytes")
+            self._on_control(unpack(view.tobytes()))
+        except TransportError as exc:
+            logger.warning("ignoring a control message of the ucx transport: %s", exc)
+
+    def _on_control(self, message: Control) -> None:
+        if isinstance(message, Hello):
+            self._add_source(message)
+            return
+        source = self._sources.get(message.nonce)
+        if source is None:
+            raise TransportError(f"link {message.nonce:x} was never opened")
+        if isinstance(message, Bye):
+            self._drop_source(source)
+        elif isinstance(message, Announce):
+            self._announced[payload_tag(message.nonce, message.number)] = message
+
+    def _add_source(self, hello: Hello) -> None:
+        if hello.nonce in self._sources:
+            raise TransportError(f"link {hello.nonce:x} is open already")
+        pidfd = open_process(hello.identity) if hello.identity.host == self._identity.host else None
+        source = _Source(nonce=hello.nonce, reads_remote=hello.reads_remote, pidfd=pidfd)
+        self._sources[hello.nonce] = source
+        if pidfd is not None:
+            self._thread.register(pidfd, select.EPOLLIN, lambda _: self._on_death(source))
+
+    def _on_death(self, source: _Source) -> None:
+        """The source's process ended: what it had written into shared memory is still read first."""
+        if source.gone:
+            return
+        while self._worker.progress() or self._take_controls() or self._take_payloads():
+            pass
+        self._drop_source(source)
+
+    def _drop_source(self, source: _Source) -> None:
+        if source.gone:
+            return
+        source.gone = True
+        self._sources.pop(source.nonce, None)
+        if source.pidfd is not None:
+            self._thread.unregister(source.pidfd)
+            os.close(source.pidfd)
+        for tag in [tag for tag in self._announced if tag_nonce(tag) == source.nonce]:
+            del self._announced[tag]
+        for tag in [tag for tag in self._early if tag_nonce(tag) == source.nonce]:
+            self._throw_away(self._early.pop(tag))
+        for entry in [e for e in self._incoming if e.source is source and e.targets is not None]:
+            if entry.staging is not None:
+                self._detach(entry, LinkClosed("the source closed the link or ended"))
+
+    def _take_payloads(self) -> bool:
+        moved = False
+        for tag in [tag for tag in self._early if tag in self._announced]:
+            moved = True
+            self._receive(self._announced.pop(tag), self._early.pop(tag))
+        while (probed := self._worker.probe(PAYLOAD_TAG, PAYLOAD_MASK)) is not None:
+            moved = True
+            tag = int(probed.sender_tag.value)
+            if (announce := self._announced.pop(tag, None)) is not None:
+                self._receive(announce, probed)
+            elif tag_nonce(tag) in self._sources:
+                self._early[tag] = probed
+            else:
+                self._throw_away(probed)
+        return moved
+
+    def _receive(self, announce: Announce, probed: Any) -> None:
+        header = announce.header
+        if probed.length != header.num_bytes:
+            logger.warning("a payload of %d bytes, announced as %d", probed.length, header.num_bytes)
+            self._throw_away(probed)
+            return
+        source = self._sources[announce.nonce]
+        targets = placing.place(self._sink, header)
+        if targets is None:
+            self._throw_away(probed)
+            return
+        direct = len(targets) == 1 and source.reads_remote
+        staging = None if direct else self._staging.take(header.num_bytes)
+        request = self._worker.receive(targets[0] if staging is None else staging, probed)
+        self._incoming.add(
+            _Incoming(header=header, source=source, request=request, targets=targets, staging=staging)
+        )
+
+    def _throw_away(self, probed: Any) -> None:
+        """Receives into scratch memory, so that the sender gets its memory back."""
+        scratch = self._staging.take(max(1, probed.length))
+        self._scratch.append((self._worker.receive(scratch[: probed.length], probed), scratch))
+
+    def _reuse_scratch(self) -> None:
+        for entry in [entry for entry in self._scratch if entry[0].completed]:
+            self._scratch.remove(entry)
+            self._staging.give_back(entry[1])
+
+    def _finish(self, entry: _Incoming) -> None:
+        if entry.targets is not None:
+            placing.landed(self._sink, entry.header, self._outcome(entry, entry.targets))
+        if entry.staging is not None:
+            self._staging.give_back(entry.staging)
+        for waiting in [waiting for waiting in self._quiescing if entry in waiting.remaining]:
+            waiting.remaining.discard(entry)
+            if not waiting.remaining:
+                self._quiescing.remove(waiting)
+                waiting.future.set_result(None)
+
+    def _outcome(self, entry: _Incoming, targets: list[Bytes]) -> TransportError | None:
+        try:
+            entry.request.check_error()
+        except Exception as exc:  # UCXX's errors derive from Exception, one class per UCX status
+            return TransportError(f"UCX could not receive: {exc}")
+        if entry.cancelled:
+            return TransportError("the handoff was quiesced")
+        if entry.source.gone:
+            return LinkClosed("the source closed the link or ended while its message was read")
+        wanted = entry.header.digest
+        if entry.staging is not None:
+            return check_digest(wanted, copy(targets, [entry.staging], with_digest=wanted != 0))
+        return check_digest(wanted, digest_bytes(targets)) if wanted else None

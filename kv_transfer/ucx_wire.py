@@ -1,0 +1,110 @@
+"""Tags and control messages of the UCX transport. Pure.
+
+Each link draws a nonce. Control messages of all links share one tag; a payload's tag is (nonce, number), so it meets
+its own memory and no other's. On each link: HELLO, then (MESSAGE, payload) pairs, then BYE.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kv_transfer.host import IDENTITY_BYTES, ProcessIdentity
+from kv_transfer.transport import HEADER_BYTES, MessageHeader
+from tandem.errors import TransportError
+
+CONTROL_TAG = 1 << 62
+PAYLOAD_TAG = 1 << 63
+PAYLOAD_MASK = 1 << 63
+NONCE_BITS = 38
+_NUMBER_BITS = 24
+
+_MAGIC = b"TUC1"
+_PREFIX = struct.Struct("<4sBQ")
+_HELLO = struct.Struct(f"<4sBQ?{IDENTITY_BYTES}s")
+_MESSAGE = struct.Struct(f"<4sBQQ{HEADER_BYTES}s")
+_KIND_HELLO, _KIND_MESSAGE, _KIND_BYE = 1, 2, 3
+HELLO_BYTES = 16384
+"""A HELLO is padded to this, past the rendezvous threshold, so that its send completes only when somebody took it."""
+_ADDRESS_PREFIX = b"tandem-ucx/1/"
+
+
+def payload_tag(nonce: int, number: int) -> int:
+    """The tag of a link's `number`-th payload; numbers repeat after 2**24, long after the first has ended."""
+    return PAYLOAD_TAG | nonce << _NUMBER_BITS | number & ((1 << _NUMBER_BITS) - 1)
+
+
+def tag_nonce(tag: int) -> int:
+    """The link's nonce in a payload tag."""
+    return tag >> _NUMBER_BITS & ((1 << NONCE_BITS) - 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """Opens a link. With `reads_remote` the receiver fetches large payloads by itself."""
+
+    nonce: int
+    reads_remote: bool
+    identity: ProcessIdentity
+
+    def pack(self) -> bytes:
+        head = _HELLO.pack(_MAGIC, _KIND_HELLO, self.nonce, self.reads_remote, self.identity.pack())
+        return head.ljust(HELLO_BYTES, b"\0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Announce:
+    """A payload follows under `payload_tag(nonce, number)`."""
+
+    nonce: int
+    number: int
+    header: MessageHeader
+
+    def pack(self) -> bytes:
+        return _MESSAGE.pack(_MAGIC, _KIND_MESSAGE, self.nonce, self.number, self.header.pack())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bye:
+    """The link is closed: the sender's memory is no longer what was announced."""
+
+    nonce: int
+
+    def pack(self) -> bytes:
+        return _PREFIX.pack(_MAGIC, _KIND_BYE, self.nonce)
+
+
+Control: TypeAlias = Hello | Announce | Bye
+MAX_CONTROL_BYTES = HELLO_BYTES
+
+
+def unpack(data: bytes) -> Control:
+    """The control message in `data`. Raises TransportError for anything malformed."""
+    if len(data) < _PREFIX.size:
+        raise TransportError(f"a malformed control message of {len(data)} bytes")
+    magic, kind, nonce = _PREFIX.unpack_from(data)
+    if magic != _MAGIC or nonce >> NONCE_BITS:
+        raise TransportError(f"not a control message of this transport (magic {magic!r})")
+    if kind == _KIND_HELLO and len(data) == HELLO_BYTES:
+        _, _, _, reads_remote, identity = _HELLO.unpack_from(data)
+        return Hello(nonce=nonce, reads_remote=reads_remote, identity=ProcessIdentity.unpack(identity))
+    if kind == _KIND_MESSAGE and len(data) == _MESSAGE.size:
+        _, _, _, number, header = _MESSAGE.unpack(data)
+        return Announce(nonce=nonce, number=number, header=MessageHeader.unpack(header))
+    if kind == _KIND_BYE and len(data) == _PREFIX.size:
+        return Bye(nonce=nonce)
+    raise TransportError(f"a malformed control message of kind {kind}, {len(data)} bytes")
+
+
+def pack_address(identity: ProcessIdentity, worker_address: bytes) -> bytes:
+    """What travels in the ticket."""
+    return _ADDRESS_PREFIX + identity.pack() + worker_address
+
+
+def unpack_address(address: bytes) -> tuple[ProcessIdentity, bytes]:
+    """Inverse of `pack_address`. Raises TransportError for anything else."""
+    start = len(_ADDRESS_PREFIX)
+    if not address.startswith(_ADDRESS_PREFIX) or len(address) <= start + IDENTITY_BYTES:
+        raise TransportError("not an address of the ucx transport", param="address")
+    return ProcessIdentity.unpack(address[start : start + IDENTITY_BYTES]), address[start + IDENTITY_BYTES :]
