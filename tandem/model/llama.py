@@ -12,6 +12,7 @@ from tandem.kv.cache import KvCache
 from tandem.model.attention.base import AttentionBackend, AttentionPlan
 from tandem.model.batch import FlatBatch
 from tandem.model.executor import LayerHook
+from tandem.model.linear import project, project_add
 from tandem.model.rope import rotate_in_place
 from tandem.model.spec import ModelSpec
 from tandem.model.weights import LayerWeights, Weights
@@ -44,7 +45,7 @@ class LlamaModel:
         if batch.sampled.numel() == 0:
             return torch.empty(0, self._spec.vocab_size)
         rows = rms_norm(x.index_select(0, batch.sampled), self._weights.final_norm, self._spec.rms_norm_eps)
-        return (rows @ self._weights.lm_head).float()
+        return project(rows, self._weights.lm_head).float()
 
     def _attend(
         self,
@@ -56,7 +57,7 @@ class LlamaModel:
         on_layer: LayerHook | None,
     ) -> torch.Tensor:
         spec, cached = self._spec, self._cache.layers[index]
-        qkv = rms_norm(x, layer.attention_norm, spec.rms_norm_eps) @ layer.qkv
+        qkv = project(rms_norm(x, layer.attention_norm, spec.rms_norm_eps), layer.qkv)
         heads = qkv.view(len(x), spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
         rotate_in_place(heads[:, : spec.num_heads + spec.num_kv_heads], batch.rotary)
         new = heads[:, spec.num_heads :].reshape(-1, spec.head_dim)
@@ -65,9 +66,9 @@ class LlamaModel:
             on_layer(index)
         attended = x.new_empty(len(x), spec.num_heads, spec.head_dim)
         plan.attend(heads[:, : spec.num_heads], cached, attended)
-        return torch.addmm(x, attended.view(len(x), self._num_query), layer.output)
+        return project_add(x, attended.view(len(x), self._num_query), layer.output)
 
     def _feed_forward(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        gate_up = rms_norm(x, layer.mlp_norm, self._spec.rms_norm_eps) @ layer.gate_up
+        gate_up = project(rms_norm(x, layer.mlp_norm, self._spec.rms_norm_eps), layer.gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
-        return torch.addmm(x, functional.silu(gate, inplace=True).mul_(up), layer.down)
+        return project_add(x, functional.silu(gate, inplace=True).mul_(up), layer.down)

@@ -1,7 +1,6 @@
-"""A Llama model's weights in the form the forward pass wants: fused projections, stored input-major.
+"""A Llama model's weights in the form the forward pass wants: checked against the spec, and fused.
 
-Matrices are `[in, out]`, so that `x @ w` streams them in order even for one row. Their rows are padded by one cache
-line: with a row length of a multiple of 4 KiB all rows would fall into the same cache sets.
+Owns which tensors there are and how they join; `linear.py` owns the memory order of a matrix.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from tandem.errors import ModelLoadError
+from tandem.model.linear import empty_matrix
 from tandem.model.spec import ModelSpec
-
-_PAD_BYTES = 64
 
 Reader = Callable[[str], torch.Tensor]
 """Gives a tensor by its Hugging Face name (`model.layers.0.self_attn.q_proj.weight`), as `[out, in]` or `[out]`."""
@@ -76,9 +74,7 @@ class _Assembler:
 
     def fused(self, num_in: int, parts: dict[str, int]) -> torch.Tensor:
         """Parts side by side as `[in, sum of outs]`, each given as name and its number of outputs."""
-        num_out = sum(parts.values())
-        padding = _PAD_BYTES // self._dtype.itemsize
-        matrix = torch.empty(num_in, num_out + padding, dtype=self._dtype)[:, :num_out]
+        matrix = empty_matrix(num_in, sum(parts.values()), self._dtype)
         start = 0
         for name, size in parts.items():
             matrix[:, start : start + size] = self.tensor(name, size, num_in).t()
