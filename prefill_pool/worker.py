@@ -23,7 +23,6 @@ from tandem.rpc.channels import Channels
 from tandem.rpc.convert import finish_reason_to_proto
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tandem.types import Epoch, HandoffId, Request, RequestId, WorkerId
-
 from tandem.worker.engine import Engine
 
 

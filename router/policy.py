@@ -34,7 +34,7 @@ def route(view: ClusterView, request: Request, now: float) -> Route:
     pairs = view.pairs()
     if not pairs:
         raise WorkerUnavailable("no compatible pair of a prefill and a decode worker is ready", retry_after_s=1.0)
-    prefill, decode = min(pairs, key=lambda pair: _cost(*pair, request))
+    prefill, decode = min(pairs, key=lambda pair: _cost(pair[0], pair[1], request))
     return Route(prefill=prefill, decode=decode if request.sampling.max_tokens > 1 else None)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tandem.errors import ConfigError
@@ -179,7 +179,8 @@ def _check_scalar(name: str, hint: Any, value: Any) -> Any:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    _require(isinstance(value, hint) and (hint is bool or not isinstance(value, bool)), name, value, f"a {hint.__name__}")
+    is_mistaken_bool = isinstance(value, bool) and hint is not bool
+    _require(isinstance(value, hint) and not is_mistaken_bool, name, value, f"a {hint.__name__}")
     return value
 
 
@@ -191,9 +192,9 @@ def _build(cls: type[Any], values: Mapping[str, Any], path: str) -> Any:
     hints = get_type_hints(cls)
     built = {}
     for key, value in values.items():
-        hint = hints[key]
-        built[key] = _build(hint, value, f"{path}{key}.") if is_dataclass(hint) else _check_scalar(path + key, hint, value)
-    assert all(f.default is not MISSING or f.default_factory is not MISSING for f in known.values())
+        hint: Any = hints[key]
+        is_section = is_dataclass(hint)
+        built[key] = _build(hint, value, f"{path}{key}.") if is_section else _check_scalar(path + key, hint, value)
     return cls(**built)
 
 

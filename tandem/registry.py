@@ -76,7 +76,7 @@ class Registry:
     async def put(self, record: WorkerRecord) -> None:
         """Writes or renews a record for ttl_s, and tells watchers when it is new or changed state."""
         key = f"{self._prefix}worker:{record.worker_id}"
-        old = await self._redis.set(key, record.to_json(), px=self._ttl_ms, get=True)
+        old: bytes | None = await self._redis.set(key, record.to_json(), px=self._ttl_ms, get=True)  # type: ignore[assignment]
         if old is None or WorkerRecord.from_json(old).state != record.state:
             await self._redis.publish(self._prefix + "workers", record.worker_id)
 
