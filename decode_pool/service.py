@@ -38,7 +38,9 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
         """Their full names."""
         return ("tandem.v1.DecodeWorker", "tandem.v1.Worker")
 
-    async def Decode(self, request: worker_pb2.DecodeRequest, context: Context) -> AsyncIterator[worker_pb2.DecodeEvent]:
+    async def Decode(
+        self, request: worker_pb2.DecodeRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.DecodeEvent]:
         """The decode leg; see worker.proto."""
         async with typed_errors(context):
             leg = self.worker.open_leg(

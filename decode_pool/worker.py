@@ -104,7 +104,7 @@ class DecodeWorker:
             raise InvalidRequest("a decode leg needs max_tokens of 2 or more", param="max_tokens")
         num_blocks, capacity = self.scheduler.num_blocks_for(request), self.scheduler.pool.num_blocks
         if num_blocks > capacity:
-            raise ContextLengthExceeded(f"prompt and max_tokens need {num_blocks} KV blocks, this worker has {capacity}")
+            raise ContextLengthExceeded(f"prompt and max_tokens need {num_blocks} KV blocks, {capacity} are here")
         leg = Leg(request=request, handoff_id=handoff_id)
         self._legs[request.request_id] = self._by_handoff[handoff_id] = leg
         self._idle.clear()
@@ -152,7 +152,7 @@ class DecodeWorker:
         if leg is None or leg.over:
             raise HandoffFailed(f"no decode leg waits for handoff {offer.handoff_id}: its request has ended")
         if offer.fingerprint != self._fingerprint:
-            error = IncompatiblePeer(f"{offer.prefill_worker_id} holds another model or KV layout than {self.worker_id}")
+            error = IncompatiblePeer(f"{offer.prefill_worker_id} has another model or KV layout than {self.worker_id}")
             self.fail(leg, error)
             raise error
         if offer.num_prompt_tokens != len(leg.request.prompt_token_ids) or leg.handoff is not None:

@@ -1,9 +1,9 @@
 """Which prompt tokens the next iteration computes, and for which prompts to ask for a ticket. Pure.
 
 First come, first served under a token budget. A prompt passes QUEUED > OFFERED (its ticket is asked for) > READY
-(ticket held, or none needed) > RUNNING (has blocks) > COMPUTED (blocks belong to the handoff until released). Tickets are
-asked for in order and only `ticket_lookahead_tokens` ahead of compute for each decode worker, so that a full
-decode worker holds up nobody else's requests and no decode blocks idle behind a long queue here.
+(ticket held, or none needed) > RUNNING (has blocks) > COMPUTED (blocks belong to the handoff until released).
+Tickets are asked for in order and only `ticket_lookahead_tokens` ahead of compute for each decode worker, so that a
+full decode worker holds up nobody else's requests and no decode blocks idle behind a long queue here.
 
 Shape shared with the decode pool and the simulator: add / schedule / commit / abort / check_invariants.
 """

@@ -32,6 +32,11 @@ async def failure(stub, request) -> grpc.aio.AioRpcError:
     return caught.value
 
 
+async def read_to_end(call) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 @runs_async
 async def test_generate_streams_text_and_ends_with_usage_and_timings():
     async with running(saying("Hello 🎉")) as router, open_channel(router.grpc_address) as channel:
@@ -97,8 +102,7 @@ async def test_a_client_that_stops_reading_is_ended_as_overloaded():
         await call.read()
         await dispatcher.dispatches[0].aborted.wait()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            while await call.read() is not grpc.aio.EOF:
-                pass
+            await read_to_end(call)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -1,7 +1,8 @@
 """Attention over the paged cache with torch's own fused kernel; runs on every CPU.
 
-Slices of several tokens go one by one: their cost is arithmetic. Slices of one token go all together in one padded
-gather and one kernel call, the query heads of a KV head standing as rows: their cost is overhead and memory.
+Slices of several tokens go one by one: their cost is arithmetic. Slices of one token go together in padded tiles,
+one gather and one kernel call each, the query heads of a KV head standing as rows: their cost is overhead where
+contexts are short, and memory where they are long, so a tile is as large as the processor's cache takes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from torch.nn import functional
 
 from tandem.kv.layout import KvLayout
 from tandem.model.batch import FlatBatch, SliceRange, context_rows
+
+
+_TILE_BYTES = 1 << 20
 
 
 def _gathered(layer: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -41,10 +45,10 @@ class _ChunkPlan:
 
 
 class _TokensPlan:
-    """All slices of one token."""
+    """Several slices of one token, longest first."""
 
     def __init__(self, pieces: list[SliceRange], layout: KvLayout, dtype: torch.dtype) -> None:
-        longest = max(piece.kv_length for piece in pieces)
+        longest = pieces[0].kv_length
         lengths = torch.tensor([piece.kv_length for piece in pieces])
         tables = torch.nn.utils.rnn.pad_sequence([piece.block_ids for piece in pieces], batch_first=True)
         # A padded place reads the sequence's own first block, so that it reads nothing that could be NaN or Inf.
@@ -67,6 +71,18 @@ class _TokensPlan:
         output.index_copy_(0, self._tokens, attended.reshape(tokens.shape))
 
 
+def _tiles(pieces: list[SliceRange], layout: KvLayout) -> list[list[SliceRange]]:
+    """Groups slices of one token so that the padded KV of a group stays in the cache between gather and kernel."""
+    token_bytes = layout.token_bytes // layout.num_layers
+    tiles: list[list[SliceRange]] = []
+    for piece in sorted(pieces, key=lambda p: -p.kv_length):
+        if tiles and (len(tiles[-1]) + 1) * tiles[-1][0].kv_length * token_bytes <= _TILE_BYTES:
+            tiles[-1].append(piece)
+        else:
+            tiles.append([piece])
+    return tiles
+
+
 class TorchAttentionPlan:
     """One batch: its chunks, and its single tokens as one piece of work."""
 
@@ -74,8 +90,7 @@ class TorchAttentionPlan:
         single = [piece for piece in batch.slices if piece.q_end - piece.q_start == 1]
         chunks = [piece for piece in batch.slices if piece.q_end - piece.q_start > 1]
         self._parts: list[_ChunkPlan | _TokensPlan] = [_ChunkPlan(piece, layout, dtype) for piece in chunks]
-        if single:
-            self._parts.append(_TokensPlan(single, layout, dtype))
+        self._parts += [_TokensPlan(tile, layout, dtype) for tile in _tiles(single, layout)]
 
     def attend(self, query: torch.Tensor, layer: torch.Tensor, output: torch.Tensor) -> None:
         """See `AttentionPlan.attend`."""
