@@ -210,14 +210,10 @@ class ClusterLauncher:
     async def _phase(self, name: str) -> AsyncIterator[None]:
         start_s = time.monotonic() - self._began
         self._progress.begin(name)
-        end_s: float | None = None
-        try:
-            yield
-            end_s = time.monotonic() - self._began
-        finally:
-            phase = Phase(name=name, start_s=start_s, end_s=end_s or time.monotonic() - self._began)
-            self._phases.append(phase)
-            self._progress.done(phase)
+        yield
+        phase = Phase(name=name, start_s=start_s, end_s=time.monotonic() - self._began)
+        self._phases.append(phase)
+        self._progress.done(phase)
 
     async def stop(self, *, drain: bool = True) -> None:
         """Drains, then stops everything that was started. Idempotent; goes on past a part that cannot be stopped.

@@ -103,7 +103,7 @@ def kill_children() -> None:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(below, timeout=5.0)
+    psutil.wait_procs(below, timeout=2.0)
 
 
 def last_lines(path: Path, count: int = 1) -> str:

@@ -26,8 +26,11 @@ async def with_cluster(
     body: Callable[[ClusterInfo], Awaitable[T]],
     *,
     on_stop: Callable[[], None],
+    on_force: Callable[[], None] = lambda: None,
 ) -> T | None:
     """Starts the cluster, runs `body`, stops the cluster. None when a signal ended it; `on_stop` is told of that first.
+
+    `on_force` is the last thing before a forced exit.
 
     Raises what start, body or stop raise. Replaces the handlers of the stop signals while it runs.
     """
@@ -43,6 +46,7 @@ async def with_cluster(
         nonlocal signalled
         if signalled:
             launcher.force_stop()
+            on_force()
             os._exit(1)
         signalled = True
         on_stop()
@@ -76,7 +80,11 @@ async def serve(
             await on_ready(info)
             await asyncio.Event().wait()
 
-    await with_cluster(launcher, body, on_stop=on_stop)
+    def take_away() -> None:
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
+
+    await with_cluster(launcher, body, on_stop=on_stop, on_force=take_away)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def _link_table(status: ClusterStatus) -> Table:
     for worker in status.workers:
         for link in worker.links:
             name = f"{worker.worker_id} → {link.peer_worker_id}"
-            speed = f"{link.bytes_per_s / 1e9:.2f} GB/s" if link.bytes_per_s else "-"
+            speed = f"{link.bytes_per_s / 1e9:.3g} GB/s" if link.bytes_per_s else "-"
             sent = data_size(link.num_bytes)
             table.add_row(name, link.transport, link.detail, sent, str(link.num_messages), speed)
     return table

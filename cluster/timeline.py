@@ -70,7 +70,7 @@ def _prefill_lines(prefill: PrefillTimings) -> list[str]:
     transfer = prefill.transfer
     second = (
         f"KV {data_size(transfer.num_bytes)} over {transfer.transport} in {transfer.num_messages} messages"
-        f" at {transfer_rate(transfer) / 1e9:.2f} GB/s: {hidden_share(transfer):.1%} hidden behind compute,"
+        f" at {transfer_rate(transfer) / 1e9:.3g} GB/s: {hidden_share(transfer):.1%} hidden behind compute,"
         f" {seconds(transfer.exposed_s)} exposed"
     )
     return [f"{first} · ticket {seconds(prefill.ticket_s)}", second]

@@ -184,7 +184,7 @@ def _check_scalar(name: str, hint: Any, value: Any) -> Any:
     return value
 
 
-def _build(cls: type[Any], values: Mapping[str, Any], path: str) -> Any:
+def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
     _require(isinstance(values, Mapping), path.rstrip(".") or "the configuration", values, "a mapping")
     known = {f.name: f for f in fields(cls)}
     for key in values:

@@ -77,7 +77,7 @@ class Registry:
         """Writes or renews a record for ttl_s, and tells watchers when it is new or changed state."""
         key = f"{self._prefix}worker:{record.worker_id}"
         old: bytes | None = await self._redis.set(key, record.to_json(), px=self._ttl_ms, get=True)  # type: ignore[assignment]
-        if old is None or WorkerRecord.from_json(old).state != record.state:
+        if not isinstance(old, str | bytes) or WorkerRecord.from_json(old).state != record.state:
             await self._redis.publish(self._prefix + "workers", record.worker_id)
 
     async def remove(self, worker_id: WorkerId) -> None:

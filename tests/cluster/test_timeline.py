@@ -49,7 +49,7 @@ def render() -> str:
         "TBT p50 20.0 ms, p99 31.0 ms",
         "queue 12.0 ms",
         "prefill 1.00 s in 4 chunks",
-        "KV 80.0 MB over ucx in 2 messages at 0.80 GB/s",
+        "KV 80.0 MB over ucx in 2 messages at 0.8 GB/s",
         "95.0% hidden behind compute, 4.0 ms exposed",
         "1800 prompt tokens, 41 output tokens",
         "prefill-0 → decode-0",
