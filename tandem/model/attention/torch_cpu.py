@@ -13,8 +13,7 @@ from torch.nn import functional
 from tandem.kv.layout import KvLayout
 from tandem.model.batch import FlatBatch, SliceRange, context_rows
 
-
-_TILE_BYTES = 1 << 20
+_TILE_BYTES = 4 << 20
 
 
 def _gathered(layer: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
