@@ -225,10 +225,12 @@ def _refuse_surrogates(values: Any) -> None:
 
 
 def _first_error(error: ValidationError) -> InvalidRequest:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = [part for part in first["loc"] if not _is_union_branch(part)]
-    param = _dotted(path)
-    return InvalidRequest(f"{param}: {first['msg']}", param=param)
+    """The first wrong field; of a union's several complaints about it, the one that got furthest."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    about = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
+    deepest = max(about, key=lambda each: len(each["loc"]))
+    param = _dotted([part for part in deepest["loc"] if not _is_union_branch(part)])
+    return InvalidRequest(f"{param}: {deepest['msg']}", param=param)
 
 
 def _is_union_branch(part: str | int) -> bool:
