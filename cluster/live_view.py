@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -87,13 +88,14 @@ class PanelView:
         self._console = console
         self._prompts: Sequence[DemoPrompt] = ()
         self._texts: dict[str, str] = {}
-        self._done: set[str] = set()
+        self._done: dict[str, float] = {}
+        self._began_s = 0.0
 
     @contextmanager
     def showing(self, prompts: Sequence[DemoPrompt]) -> Iterator[None]:
         """See `View`."""
-        self._prompts = prompts
-        with Live(get_renderable=lambda: self._render(_PANEL_LINES), console=self._console, transient=True):
+        self._prompts, self._began_s = prompts, time.monotonic()
+        with Live(get_renderable=lambda: self._render(self._panel_lines()), console=self._console, transient=True):
             yield
         self._console.print(self._render(None))
 
@@ -103,7 +105,12 @@ class PanelView:
 
     def ended(self, name: str) -> None:
         """See `View`."""
-        self._done.add(name)
+        self._done[name] = time.monotonic() - self._began_s
+
+    def _panel_lines(self) -> int:
+        """Lines of each answer that fit on the screen, beside two of frame and one of question."""
+        each = (self._console.height - 1) // max(1, len(self._prompts))
+        return max(1, min(_PANEL_LINES, each - 3))
 
     def _render(self, max_lines: int | None) -> Group:
         return Group(*(self._panel(prompt, max_lines) for prompt in self._prompts))
@@ -113,6 +120,7 @@ class PanelView:
         if max_lines is not None:
             lines = answer.wrap(self._console, max(20, self._console.width - 4))
             answer = Text("\n").join(lines[-max_lines:])
-        mark = "✓" if prompt.name in self._done else "…"
+        elapsed_s = self._done.get(prompt.name) or time.monotonic() - self._began_s
+        mark = f"{'✓' if prompt.name in self._done else '…'} {elapsed_s:.0f} s"
         question = Text(prompt.shown, style="dim", no_wrap=True, overflow="ellipsis")
         return Panel(Group(question, answer), title=f"{prompt.name} {mark}", title_align="left")
