@@ -10,6 +10,7 @@ import torch
 
 from tandem.model.executor import LayerHook, SequenceSlice
 from tandem.model.files import DEFAULT_MODEL
+from tandem.model.sampler import sample_rows
 from tandem.model.torch_executor import TorchExecutor
 from tandem.types import SamplingParams
 from tests.engine_driver import EngineDriver
@@ -17,6 +18,7 @@ from tests.oracle import Golden
 from tests.prompts import CHATS, CHUNK_TOKENS, LENGTHS, TEXTS
 from tests.tandem.model.conftest import MAX_TOKENS, make_executor
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test waits for the oracle
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
 NAMES = [*CHATS, *TEXTS, *(f"length_{length}" for length in LENGTHS)]
 
@@ -29,18 +31,26 @@ class Run:
     logits: torch.Tensor
 
 
+class RecordingExecutor:
+    """Keeps the logits that each iteration sampled from."""
+
+    def __init__(self, inner: TorchExecutor) -> None:
+        self._inner = inner
+        self.spec = inner.spec
+        self.cache = inner.cache
+        self.rows: list[torch.Tensor] = []
+
+    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[int | None]:
+        logits = self._inner.logits(batch, on_layer)
+        self.rows.extend(logits)
+        tokens = iter(sample_rows(logits, [(p.sampling, p.output_position) for p in batch if p.sampling is not None]))
+        return [None if piece.sampling is None else next(tokens) for piece in batch]
+
+
 def run_alone(executor: TorchExecutor, prompt: list[int], sampling: SamplingParams, *, chunk_tokens: int) -> Run:
-    seen: list[torch.Tensor] = []
-
-    class Recording(TorchExecutor):
-        def logits(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> torch.Tensor:
-            seen.append(executor.logits(batch, on_layer))
-            return seen[-1]
-
-    recording = Recording.__new__(Recording)
-    recording._cache = executor.cache
+    recording = RecordingExecutor(executor)
     [tokens] = EngineDriver(recording, max_sequences=1, chunk_tokens=chunk_tokens).run([prompt], sampling)
-    return Run(tokens=tokens, logits=next(rows[0] for rows in seen if len(rows)))
+    return Run(tokens=tokens, logits=recording.rows[0])
 
 
 @pytest.fixture(scope="module")
