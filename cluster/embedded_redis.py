@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import redis
 import redis.asyncio as aioredis
 
-from cluster.processes import end, last_lines, spawn
+from cluster.processes import end, last_lines, make_temp_dir, spawn
 from tandem.errors import ClusterError
 
 START_TIMEOUT_S = 15.0
@@ -79,7 +78,7 @@ class EmbeddedRedis:
 
     async def start(self) -> None:
         """Starts the server and returns when it answers. Raises ClusterError. Call on a thread that lives on."""
-        self._directory = self._directory or Path(tempfile.mkdtemp(prefix="tandem-redis-"))
+        self._directory = self._directory or make_temp_dir("redis")
         self._port = self._port or _free_port()
         log = self._directory / "valkey.log"
         options = {"port": self._port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "dir": self._directory}

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -23,7 +22,7 @@ from cluster.embedded_redis import EmbeddedRedis, check_redis
 from cluster.events import Phase, Progress, SilentProgress, WorkerInfo
 from cluster.placement import WorkerPlacement, plan_placement
 from cluster.pools import WORKER_CLASSES, RayPools
-from cluster.processes import kill_children
+from cluster.processes import kill_children, make_temp_dir
 from cluster.ray_local import LocalRay
 from cluster.router_process import ROUTER_COMMAND, RouterEndpoints, RouterProcess
 from tandem.config import ClusterConfig, to_mapping
@@ -35,7 +34,6 @@ B = TypeVar("B")
 
 WORKER_HOST = "127.0.0.1"
 """Ray runs on this machine only, so workers meet on the loopback address."""
-RUN_PREFIX = "tandem-run-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +119,7 @@ class ClusterLauncher:
     async def start(self) -> ClusterInfo:
         """Returns when requests will be served. Raises TandemError; then, as when cancelled, nothing is left."""
         self._began = time.monotonic()
-        self._run_dir = Path(tempfile.mkdtemp(prefix=RUN_PREFIX))
+        self._run_dir = make_temp_dir("run")
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 return await self._start()

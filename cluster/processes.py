@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -104,6 +105,11 @@ def kill_children() -> None:
         except psutil.NoSuchProcess:
             continue
     psutil.wait_procs(below, timeout=2.0)
+
+
+def make_temp_dir(kind: str, *, parent: Path | None = None) -> Path:
+    """A new directory "tandem-<kind>-<our process id>-..."; whoever finds it can tell whether its owner lives."""
+    return Path(tempfile.mkdtemp(prefix=f"tandem-{kind}-{os.getpid()}-", dir=parent))
 
 
 def last_lines(path: Path, count: int = 1) -> str:

@@ -12,14 +12,13 @@ import os
 import secrets
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cluster.processes import family, sweep
+from cluster.processes import family, make_temp_dir, sweep
 from tandem.errors import ClusterError
 
 T = TypeVar("T")
@@ -27,7 +26,6 @@ _log = logging.getLogger("tandem.ray")
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray carries control calls only: neither tokens nor KV go through its object store."""
-TEMP_PREFIX = "tandem-ray-"
 _LONGEST_TEMP_DIR = 40
 """Unix socket paths end at 107 bytes, and Ray's session adds about 65 to the directory."""
 
@@ -45,13 +43,12 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _make_temp_dir() -> Path:
-    prefix = f"{TEMP_PREFIX}{os.getpid()}-"
-    path = Path(tempfile.mkdtemp(prefix=prefix))
-    if len(str(path)) > _LONGEST_TEMP_DIR and Path("/tmp").is_dir():
-        path.rmdir()
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
-    return path
+def _session_dir() -> Path:
+    path = make_temp_dir("ray")
+    if len(str(path)) <= _LONGEST_TEMP_DIR or not Path("/tmp").is_dir():
+        return path
+    path.rmdir()
+    return make_temp_dir("ray", parent=Path("/tmp"))
 
 
 def _take_signals_back() -> None:
@@ -111,7 +108,7 @@ class LocalRay:
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.ERROR)
             _log_instead_of_print()
-        self._temp_dir = _make_temp_dir()
+        self._temp_dir = _session_dir()
         try:
             ray.init(
                 address="local",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 SHARED_MEMORY = Path("/dev/shm")
-OUR_DIRECTORIES = ("tandem-ray-", "tandem-redis-", "tandem-run-")
+OUR_DIRECTORY = re.compile(r"tandem-(ray|redis|run)-(\d+)-")
 GRACE_S = 5.0
 """How long a process that was told to end may take."""
 
@@ -34,23 +35,24 @@ def segments() -> set[str]:
 
 
 def directories() -> set[Path]:
-    """Temporary directories of our making."""
+    """Temporary directories of Tandem whose owner is one of us, or dead."""
     places = {Path(tempfile.gettempdir()), Path("/tmp")}
-    found = (path for place in places if place.is_dir() for path in place.iterdir())
-    return {path for path in found if path.name.startswith(OUR_DIRECTORIES)}
+    found = {path: OUR_DIRECTORY.match(path.name) for place in places if place.is_dir() for path in place.iterdir()}
+    return {path for path, match in found.items() if match and not is_foreign(int(match[2]))}
 
 
-def used_by_others(path: Path) -> bool:
-    """Whether a process outside our tree has the segment mapped or names the directory: then it is not ours."""
-    ours = {os.getpid(), *(child.pid for child in children())}
+def is_foreign(pid: int) -> bool:
+    """Whether a living process outside our tree has this id."""
+    return psutil.pid_exists(pid) and pid not in {os.getpid(), *(child.pid for child in children())}
+
+
+def mapped_by_others(name: str) -> bool:
+    """Whether a process outside our tree uses the shared memory segment: then it is not ours."""
     for process in psutil.process_iter():
-        if process.pid in ours:
-            continue
         try:
-            mapped = Path(f"/proc/{process.pid}/maps").read_text() if path.parent == SHARED_MEMORY else ""
-            if str(path) in mapped or any(str(path) in word for word in process.cmdline()):
+            if is_foreign(process.pid) and f"/dev/shm/{name}" in Path(f"/proc/{process.pid}/maps").read_text():
                 return True
-        except (psutil.Error, OSError):
+        except OSError:
             continue
     return False
 
@@ -60,8 +62,8 @@ def left_over(before: tuple[set[psutil.Process], set[str], set[Path]]) -> list[s
     old_children, old_segments, old_directories = before
     _, alive = psutil.wait_procs(children() - old_children, timeout=GRACE_S)
     found = [f"process {p.pid}: {' '.join(p.cmdline())[:200]}" for p in alive if p.is_running()]
-    found += [f"shared memory {n}" for n in segments() - old_segments if not used_by_others(SHARED_MEMORY / n)]
-    found += [f"directory {path}" for path in directories() - old_directories if not used_by_others(path)]
+    found += [f"shared memory {name}" for name in segments() - old_segments if not mapped_by_others(name)]
+    found += [f"directory {path}" for path in directories() - old_directories]
     return found
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from redis import Redis
 
@@ -21,6 +20,7 @@ from cluster.serve import serve
 from tandem.config import ClusterConfig, ModelConfig, RegistryConfig, RouterConfig
 from tandem.errors import ClusterError
 from tandem.types import Role
+from tests.conftest import children
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -66,10 +66,6 @@ class Recorder:
                 await self.changed.wait()
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
-
-
 def test_a_cluster_starts_restarts_what_dies_and_leaves_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         recorder = Recorder()
@@ -89,7 +85,7 @@ def test_a_cluster_starts_restarts_what_dies_and_leaves_nothing(tmp_path: Path) 
             valkey.kill()
             await recorder.until(lambda note: "Redis died" in note)
         assert not any("prefill-0 died" in note for note in recorder.notes)
-        assert children() == []
+        assert not children()
 
     asyncio.run(scenario())
 
@@ -99,7 +95,7 @@ def test_a_router_that_cannot_start_takes_everything_down_with_its_own_words() -
         launcher = ClusterLauncher(make_config(cluster="broken-router"), parts=tiny_parts())
         with pytest.raises(ClusterError, match="the router's ports are taken"):
             await launcher.start()
-        assert children() == []
+        assert not children()
 
     asyncio.run(scenario())
 
@@ -109,7 +105,7 @@ def test_a_worker_that_cannot_load_its_model_is_named_with_its_reason() -> None:
         launcher = ClusterLauncher(make_config(source="bad"), parts=tiny_parts())
         with pytest.raises(Exception, match=r"worker \w+-0 could not be started: no such model"):
             await launcher.start()
-        assert children() == []
+        assert not children()
 
     asyncio.run(scenario())
 
@@ -132,4 +128,4 @@ def test_serving_ends_on_a_signal_and_takes_the_ready_file_away(tmp_path: Path) 
     asyncio.run(serve(launcher, ready_file=ready, on_ready=on_ready, on_stop=lambda: None))
     assert seen[0]["redis"]
     assert not ready.exists()
-    assert children() == []
+    assert not children()
