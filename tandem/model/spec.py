@@ -1,4 +1,4 @@
-"""What a model is, as numbers: shape, context, special tokens, and the fingerprint that two workers must share. Pure."""
+"""A model as numbers: shape, context, special tokens, and the fingerprint that two workers must share. Pure."""
 
 from __future__ import annotations
 
