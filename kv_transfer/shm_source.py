@@ -66,8 +66,11 @@ class ShmSource:
                 self.end()
         except BlockingIOError:
             return
+        except (ConnectionError, LinkClosed) as exc:
+            logger.info("a source closed its link with messages unread: %s", str(exc))
+            self.end()
         except (OSError, TransportError) as exc:
-            logger.warning("closing a connection of the shared-memory transport: %s", exc)
+            logger.warning("closing a connection of the shared-memory transport: %s", str(exc))
             self.end()
 
     def _take(self) -> bool:

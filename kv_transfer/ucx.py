@@ -197,6 +197,8 @@ class UcxTransport:
         for link in engine.links:
             link.end("the transport was closed")
         engine.turn()
+        for link in engine.links:
+            link.close_endpoint()
         unfinished = not engine.idle()
         receiver, engine.receiver = engine.receiver, None
         placed = receiver.close() if receiver is not None else []

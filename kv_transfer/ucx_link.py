@@ -131,7 +131,7 @@ class UcxLink:
         self._others = [entry for entry in self._others if not entry.completed()]
         started = self._pump()
         if self.finished:
-            self._close_endpoint()
+            self.close_endpoint()
         return bool(done) or started
 
     def end(self, reason: str, *, peer_dead: bool = False) -> None:
@@ -149,9 +149,10 @@ class UcxLink:
             self._others.append(self._control(Bye(nonce=self._nonce).pack()))
         self._outbox.close(reason)
         if self._error_handling or self.idle:
-            self._close_endpoint()
+            self.close_endpoint()
 
-    def _close_endpoint(self) -> None:
+    def close_endpoint(self) -> None:
+        """Must have happened before the worker is closed. Idempotent; does not wait."""
         if not self._endpoint_closed:
             self._endpoint_closed = True
             self._endpoint.close()

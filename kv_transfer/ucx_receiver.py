@@ -22,7 +22,7 @@ from kv_transfer.progress import ProgressThread
 from kv_transfer.segments import Bytes, check_digest, copy, digest_bytes
 from kv_transfer.staging import StagingPool
 from kv_transfer.transport import MessageHeader, Sink
-from kv_transfer.ucx_native import Worker
+from kv_transfer.ucx_native import RENDEZVOUS_BYTES, Worker
 from kv_transfer.ucx_wire import (
     CONTROL_TAG,
     MAX_CONTROL_BYTES,
@@ -88,6 +88,8 @@ class UcxReceiver:
         self._incoming: set[_Incoming] = set()
         self._scratch: list[tuple[Any, Bytes]] = []
         self._quiescing: list[_Quiesce] = []
+        self._dead_nonces: set[int] = set()
+        self._unfetched: list[Any] = []
 
     @property
     def idle(self) -> bool:
@@ -192,11 +194,8 @@ class UcxReceiver:
             self._thread.register(pidfd, select.EPOLLIN, lambda _: self._on_death(source))
 
     def _on_death(self, source: _Source) -> None:
-        """The source's process ended: what it had written into shared memory is still read first."""
-        if source.gone:
-            return
-        while self._worker.progress() or self._take_controls() or self._take_payloads():
-            pass
+        """The source's process ended: what it announced and we did not begin to fetch can never be fetched."""
+        self._dead_nonces.add(source.nonce)
         self._drop_source(source)
 
     def _drop_source(self, source: _Source) -> None:
@@ -237,7 +236,10 @@ class UcxReceiver:
             logger.warning("a payload of %d bytes, announced as %d", probed.length, header.num_bytes)
             self._throw_away(probed)
             return
-        source = self._sources[announce.nonce]
+        source = self._sources.get(announce.nonce)
+        if source is None or self._is_dead(source):
+            self._throw_away(probed)
+            return
         targets = placing.place(self._sink, header)
         if targets is None:
             self._throw_away(probed)
@@ -250,9 +252,22 @@ class UcxReceiver:
         )
 
     def _throw_away(self, probed: Any) -> None:
-        """Receives into scratch memory, so that the sender gets its memory back."""
+        """Receives into scratch memory, so that the sender gets its memory back; a dead one needs none.
+
+        What a dead process announced must not be fetched: after a first failed read UCX has taken its endpoint down,
+        and the next one would end this process too.
+        """
+        if probed.length >= RENDEZVOUS_BYTES and tag_nonce(int(probed.sender_tag.value)) in self._dead_nonces:
+            self._unfetched.append(probed)
+            return
         scratch = self._staging.take(max(1, probed.length))
         self._scratch.append((self._worker.receive(scratch[: probed.length], probed), scratch))
+
+    def _is_dead(self, source: _Source) -> bool:
+        """Asks the kernel, rather than wait for its event."""
+        if source.pidfd is not None and _readable(source.pidfd):
+            self._on_death(source)
+        return source.gone
 
     def _reuse_scratch(self) -> None:
         for entry in [entry for entry in self._scratch if entry[0].completed]:
@@ -274,6 +289,7 @@ class UcxReceiver:
         try:
             entry.request.check_error()
         except Exception as exc:  # UCXX's errors derive from Exception, one class per UCX status
+            self._on_death(entry.source)
             return TransportError(f"UCX could not receive: {exc}")
         if entry.cancelled:
             return TransportError("the handoff was quiesced")
@@ -283,3 +299,9 @@ class UcxReceiver:
         if entry.staging is not None:
             return check_digest(wanted, copy(targets, [entry.staging], with_digest=wanted != 0))
         return check_digest(wanted, digest_bytes(targets)) if wanted else None
+
+
+def _readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))

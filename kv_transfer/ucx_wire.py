@@ -6,6 +6,7 @@ its own memory and no other's. On each link: HELLO, then (MESSAGE, payload) pair
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -28,6 +29,7 @@ _KIND_HELLO, _KIND_MESSAGE, _KIND_BYE = 1, 2, 3
 HELLO_BYTES = 16384
 """A HELLO is padded to this, past the rendezvous threshold, so that its send completes only when somebody took it."""
 _ADDRESS_PREFIX = b"tandem-ucx/1/"
+_CHECKSUM_BYTES = 8
 
 
 def payload_tag(nonce: int, number: int) -> int:
@@ -98,13 +100,19 @@ def unpack(data: bytes) -> Control:
 
 
 def pack_address(identity: ProcessIdentity, worker_address: bytes) -> bytes:
-    """What travels in the ticket."""
-    return _ADDRESS_PREFIX + identity.pack() + worker_address
+    """What travels in the ticket. With a checksum, because UCX ends the process over an address that is damaged."""
+    body = identity.pack() + worker_address
+    return _ADDRESS_PREFIX + _checksum(body) + body
 
 
 def unpack_address(address: bytes) -> tuple[ProcessIdentity, bytes]:
     """Inverse of `pack_address`. Raises TransportError for anything else."""
     start = len(_ADDRESS_PREFIX)
-    if not address.startswith(_ADDRESS_PREFIX) or len(address) <= start + IDENTITY_BYTES:
+    checksum, body = address[start : start + _CHECKSUM_BYTES], address[start + _CHECKSUM_BYTES :]
+    if not address.startswith(_ADDRESS_PREFIX) or checksum != _checksum(body) or len(body) <= IDENTITY_BYTES:
         raise TransportError("not an address of the ucx transport", param="address")
-    return ProcessIdentity.unpack(address[start : start + IDENTITY_BYTES]), address[start + IDENTITY_BYTES :]
+    return ProcessIdentity.unpack(body[:IDENTITY_BYTES]), body[IDENTITY_BYTES:]
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_CHECKSUM_BYTES, person=b"tandem-ucx-addr").digest()

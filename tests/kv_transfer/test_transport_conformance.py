@@ -1,0 +1,318 @@
+"""What every transport must do, in one process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import wait
+
+import pytest
+import torch
+
+from kv_transfer.transport import MessageHeader, Transport
+from kv_transfer.transports import make_transport
+from tandem.errors import LinkClosed, TransportError
+from tandem.types import WorkerId
+from tests.kv_transfer.peers import HANDOFF, TIMEOUT_S, RecordingSink, cut, make_header
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["shm", "ucx"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def source(name: str) -> Iterator[Transport]:
+    transport = make_transport(name, worker_id=WorkerId("source"))
+    yield transport
+    transport.close()
+
+
+@pytest.fixture
+def destination(name: str) -> Iterator[Transport]:
+    transport = make_transport(name, worker_id=WorkerId("destination"))
+    yield transport
+    transport.close()
+
+
+def fill(memory: torch.Tensor) -> torch.Tensor:
+    return memory.copy_(torch.randint(0, 256, memory.shape, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("placed_pieces", [None, 1000, 100_000])
+@pytest.mark.parametrize("sent_pieces", [None, 777, 99_999])
+@pytest.mark.parametrize("num_bytes", [1, 100, 4096, 8191, 8192, 8193, 65_537, MIB + 1])
+def test_a_payload_arrives_whole_however_it_is_cut(
+    source: Transport, destination: Transport, num_bytes: int, sent_pieces: int | None, placed_pieces: int | None
+) -> None:
+    sink = RecordingSink(destination.allocate(num_bytes), piece_bytes=placed_pieces)
+    destination.serve(sink)
+    segments = cut(fill(source.allocate(num_bytes)), sent_pieces)
+    header = make_header(segments)
+    source.connect(destination.address()).send(header, segments).result(TIMEOUT_S)
+    assert sink.wait_landed(1) == [None]
+    assert torch.equal(torch.cat(segments), torch.cat(sink.segments(header)))
+
+
+def test_sixty_four_megabytes_arrive_in_one_message(source: Transport, destination: Transport) -> None:
+    sink = RecordingSink(destination.allocate(64 * MIB))
+    destination.serve(sink)
+    memory = fill(source.allocate(64 * MIB))
+    source.connect(destination.address()).send(make_header([memory]), [memory]).result(TIMEOUT_S)
+    assert sink.wait_landed(1) == [None]
+    assert torch.equal(memory, sink.memory)
+
+
+def test_memory_that_the_transport_did_not_allocate_can_be_sent_and_received_into(
+    source: Transport, destination: Transport
+) -> None:
+    sink = RecordingSink(torch.zeros(3 * MIB, dtype=torch.uint8))
+    destination.serve(sink)
+    memory = fill(torch.zeros(3 * MIB, dtype=torch.uint8))
+    segments = [memory[:100], memory[100:]]
+    source.connect(destination.address()).send(make_header(segments), segments).result(TIMEOUT_S)
+    assert sink.wait_landed(1) == [None]
+    assert torch.equal(memory, sink.memory)
+
+
+def test_thousands_of_small_messages_land_once_each(source: Transport, destination: Transport) -> None:
+    count, size = 3000, 64
+    sink = RecordingSink(destination.allocate(count * size))
+    destination.serve(sink)
+    pieces = fill(source.allocate(count * size)).split(size)
+    link = source.connect(destination.address())
+    wait([link.send(make_header([piece], i * size), [piece]) for i, piece in enumerate(pieces)], TIMEOUT_S)
+    assert sink.wait_landed(count) == [None] * count
+    assert torch.equal(torch.cat(pieces), sink.memory)
+    assert link.stats().num_messages == count
+    assert link.stats().num_bytes == count * size
+    assert link.stats().busy_s > 0
+
+
+def test_many_links_to_one_peer_do_not_disturb_each_other(source: Transport, destination: Transport) -> None:
+    count, size = 24, 100_000
+    sink = RecordingSink(destination.allocate(count * size))
+    destination.serve(sink)
+    pieces = fill(source.allocate(count * size)).split(size)
+    links = [source.connect(destination.address()) for _ in range(count)]
+    wait([link.send(make_header([p], i * size), [p]) for i, (link, p) in enumerate(zip(links, pieces, strict=True))])
+    assert sink.wait_landed(count) == [None] * count
+    assert torch.equal(torch.cat(pieces), sink.memory)
+
+
+def test_two_transports_send_to_each_other(source: Transport, destination: Transport) -> None:
+    sinks = {transport: RecordingSink(transport.allocate(MIB)) for transport in (source, destination)}
+    for transport, sink in sinks.items():
+        transport.serve(sink)
+    for here, there in ((source, destination), (destination, source)):
+        memory = fill(here.allocate(MIB))
+        here.connect(there.address()).send(make_header([memory]), [memory]).result(TIMEOUT_S)
+        assert sinks[there].wait_landed(1) == [None]
+        assert torch.equal(memory, sinks[there].memory)
+
+
+def test_a_transport_can_send_to_itself(source: Transport) -> None:
+    sink = RecordingSink(source.allocate(MIB))
+    source.serve(sink)
+    memory = fill(source.allocate(MIB))
+    source.connect(source.address()).send(make_header([memory]), [memory]).result(TIMEOUT_S)
+    assert sink.wait_landed(1) == [None]
+
+
+@pytest.mark.parametrize("num_bytes", [10, MIB])
+def test_a_refused_message_frees_the_source_and_is_not_reported(
+    source: Transport, destination: Transport, num_bytes: int
+) -> None:
+    sink = RecordingSink(destination.allocate(num_bytes))
+    sink.refused_layers = {1}
+    destination.serve(sink)
+    memory = fill(source.allocate(num_bytes))
+    link = source.connect(destination.address())
+    for layer in (0, 1, 2):
+        link.send(make_header([memory], layer=layer), [memory]).result(TIMEOUT_S)
+    assert sink.wait_landed(2) == [None, None]
+    assert [header.layer for header, _ in sink.landings] == [0, 2]
+
+
+@pytest.mark.parametrize("placed_pieces", [None, 1000])
+def test_a_payload_that_does_not_match_its_digest_lands_as_an_error(
+    source: Transport, destination: Transport, placed_pieces: int | None
+) -> None:
+    sink = RecordingSink(destination.allocate(MIB), piece_bytes=placed_pieces)
+    destination.serve(sink)
+    memory = fill(source.allocate(MIB))
+    link = source.connect(destination.address())
+    header = make_header([memory])
+    memory[12345] ^= 1
+    link.send(header, [memory]).result(TIMEOUT_S)
+    assert "digest" in str(sink.wait_landed(1)[0])
+    link.send(make_header([memory], with_digest=False), [memory]).result(TIMEOUT_S)
+    assert sink.wait_landed(2)[1] is None
+
+
+class RaisingSink(RecordingSink):
+    """Raises once in `place`, then once in `landed`, then behaves."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        super().__init__(memory)
+        self.failures = ["place", "landed"]
+
+    def place(self, header: MessageHeader) -> list[torch.Tensor] | None:
+        if self.failures[:1] == ["place"]:
+            raise RuntimeError(self.failures.pop(0))
+        super().place(header)
+        return self.segments(header)
+
+    def landed(self, header: MessageHeader, error: TransportError | None) -> None:
+        if self.failures[:1] == ["landed"]:
+            raise RuntimeError(self.failures.pop(0))
+        super().landed(header, error)
+
+
+def test_a_sink_that_raises_is_logged_and_the_link_survives(
+    source: Transport, destination: Transport, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = RaisingSink(destination.allocate(MIB))
+    destination.serve(sink)
+    memory = fill(source.allocate(MIB))
+    link = source.connect(destination.address())
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            link.send(make_header([memory]), [memory]).result(TIMEOUT_S)
+        assert sink.wait_landed(1) == [None]
+    assert "failed to place" in caplog.text
+    assert "failed to take note" in caplog.text
+
+
+def test_a_sink_that_places_too_little_is_told_so(source: Transport, destination: Transport) -> None:
+    sink = RecordingSink(destination.allocate(100))
+    destination.serve(sink)
+    memory = fill(source.allocate(200))
+    source.connect(destination.address()).send(make_header([memory]), [memory]).result(TIMEOUT_S)
+    assert "the header says 200" in str(sink.wait_landed(1)[0])
+
+
+@pytest.mark.parametrize("address", [b"", b"nonsense", b"tandem-shm/1/", b"tandem-ucx/1/" + b"x" * 60])
+def test_connecting_to_a_malformed_address_fails(source: Transport, address: bytes) -> None:
+    with pytest.raises(TransportError):
+        source.connect(address)
+
+
+def test_connecting_to_a_closed_transport_fails(name: str, source: Transport) -> None:
+    gone = make_transport(name, worker_id=WorkerId("gone"))
+    gone.serve(RecordingSink(torch.zeros(1, dtype=torch.uint8)))
+    address = gone.address()
+    gone.close()
+    with pytest.raises(TransportError):
+        source.connect(address)
+
+
+def test_serving_twice_is_an_error(destination: Transport) -> None:
+    sink = RecordingSink(destination.allocate(1))
+    destination.serve(sink)
+    with pytest.raises(TransportError):
+        destination.serve(sink)
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [torch.zeros(9, dtype=torch.uint8), torch.zeros(10, dtype=torch.int8), torch.zeros(20, dtype=torch.uint8)[::2]],
+    ids=["too short", "not bytes", "not contiguous"],
+)
+def test_sending_what_is_not_the_headers_bytes_fails_the_future(
+    source: Transport, destination: Transport, segment: torch.Tensor
+) -> None:
+    destination.serve(RecordingSink(destination.allocate(10)))
+    header = make_header([torch.zeros(10, dtype=torch.uint8)])
+    with pytest.raises(TransportError):
+        source.connect(destination.address()).send(header, [segment]).result(TIMEOUT_S)
+
+
+def test_sending_on_a_closed_link_fails_with_link_closed(source: Transport, destination: Transport) -> None:
+    destination.serve(RecordingSink(destination.allocate(10)))
+    memory = source.allocate(10)
+    link = source.connect(destination.address())
+    link.close()
+    link.close()
+    with pytest.raises(LinkClosed):
+        link.send(make_header([memory]), [memory]).result(TIMEOUT_S)
+
+
+def test_sending_on_a_closed_transport_fails_with_link_closed(source: Transport, destination: Transport) -> None:
+    destination.serve(RecordingSink(destination.allocate(10)))
+    memory = source.allocate(10)
+    link = source.connect(destination.address())
+    source.close()
+    source.close()
+    with pytest.raises(LinkClosed):
+        link.send(make_header([memory]), [memory]).result(TIMEOUT_S)
+    with pytest.raises(LinkClosed):
+        source.connect(destination.address())
+
+
+def test_closing_a_transport_ends_every_unfinished_send(source: Transport, destination: Transport) -> None:
+    destination.serve(RecordingSink(destination.allocate(4 * MIB)))
+    memory = fill(source.allocate(4 * MIB))
+    link = source.connect(destination.address())
+    sends = [link.send(make_header([memory], with_digest=False), [memory]) for _ in range(100)]
+    source.close()
+    errors = [send.exception(TIMEOUT_S) for send in sends]
+    assert all(error is None or isinstance(error, LinkClosed) for error in errors)
+    assert isinstance(errors[-1], LinkClosed)
+
+
+@pytest.mark.parametrize("placed_pieces", [None, 100_000])
+def test_nothing_is_written_after_quiesce(
+    source: Transport, destination: Transport, placed_pieces: int | None
+) -> None:
+    sink = RecordingSink(destination.allocate(8 * MIB), piece_bytes=placed_pieces)
+    destination.serve(sink)
+    memory = fill(source.allocate(8 * MIB))
+    link = source.connect(destination.address())
+    sends = [link.send(make_header([memory], with_digest=False), [memory]) for _ in range(40)]
+    sink.wait_placed(3)
+    sink.refuse()
+    destination.quiesce(HANDOFF).result(TIMEOUT_S)
+    assert len(sink.landings) == len(sink.placed)
+    sink.memory.fill_(0)
+    wait(sends, TIMEOUT_S)
+    destination.quiesce(HANDOFF).result(TIMEOUT_S)
+    assert not sink.memory.any()
+
+
+def test_quiesce_of_an_unknown_handoff_resolves_even_before_serving(destination: Transport) -> None:
+    destination.quiesce(HANDOFF).result(TIMEOUT_S)
+
+
+def _resources() -> tuple[int, int, set[str]]:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), set(os.listdir("/dev/shm"))
+
+
+def _exchange(name: str, *, finish: bool) -> None:
+    source, destination = (make_transport(name, worker_id=WorkerId(w)) for w in ("source", "destination"))
+    sink = RecordingSink(destination.allocate(MIB))
+    destination.serve(sink)
+    memory = fill(source.allocate(MIB))
+    links = [source.connect(destination.address()) for _ in range(3)]
+    sends = [link.send(make_header([memory], with_digest=False), [memory]) for link in links for _ in range(20)]
+    if finish:
+        wait(sends, TIMEOUT_S)
+        links[0].close()
+    for transport in (source, destination):
+        transport.close()
+        transport.close()
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["finished", "unfinished"])
+def test_closing_leaves_no_descriptor_thread_or_segment(name: str, finish: bool) -> None:
+    _exchange(name, finish=True)
+    before = _resources()
+    for _ in range(3):
+        _exchange(name, finish=finish)
+    assert _resources() == before

@@ -1,0 +1,199 @@
+"""What every transport must do between processes, above all when the other one dies or stops."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import wait
+
+import numpy as np
+import pytest
+import torch
+
+from kv_transfer.transport import Transport
+from kv_transfer.transports import make_transport
+from tandem.errors import LinkClosed, TransportError
+from tandem.types import WorkerId
+from tests.kv_transfer.peers import HANDOFF, TIMEOUT_S, Peer, RecordingSink, make_header
+
+MIB = 1 << 20
+LARGE = 4 * MIB
+
+
+@pytest.fixture(params=["shm", "ucx"])
+def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
+    made = make_transport(request.param, worker_id=WorkerId("local"))
+    yield made
+    made.close()
+
+
+def serving(transport: Transport, *, piece_bytes: int | None = None) -> RecordingSink:
+    sink = RecordingSink(transport.allocate(8 * LARGE), piece_bytes=piece_bytes)
+    transport.serve(sink)
+    return sink
+
+
+def test_another_process_receives_what_is_sent(transport: Transport) -> None:
+    with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
+        memory = transport.allocate(8 * LARGE).random_(0, 255)
+        link = transport.connect(peer.address())
+        for i, piece in enumerate(memory.split(LARGE)):
+            link.send(make_header([piece], i * LARGE), [piece]).result(TIMEOUT_S)
+        assert peer.finish() == "8 placed, 8 landed, 0 errors"
+
+
+def test_what_another_process_sends_arrives(transport: Transport) -> None:
+    sink = serving(transport)
+    with Peer(transport.name, "send", transport.address().hex(), str(LARGE), "-8") as peer:
+        assert sink.wait_landed(8) == [None] * 8
+        assert peer.read() == "sent"
+    assert torch.equal(sink.memory[-LARGE:], (torch.arange(LARGE) % 251).to(torch.uint8))
+
+
+def test_the_link_says_what_was_negotiated(transport: Transport) -> None:
+    with Peer(transport.name, "serve", "1") as peer:
+        detail = transport.connect(peer.address()).detail
+    assert ("cma" in detail or "posix" in detail or "sysv" in detail) if transport.name == "ucx" else detail == "memfd"
+
+
+def test_connecting_to_a_process_that_ended_fails(transport: Transport) -> None:
+    with Peer(transport.name, "serve", "1") as peer:
+        address = peer.address()
+    with pytest.raises(TransportError):
+        transport.connect(address)
+
+
+def test_a_receiver_that_is_killed_fails_its_senders(transport: Transport) -> None:
+    with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
+        memory = transport.allocate(LARGE)
+        link = transport.connect(peer.address())
+        peer.signal(signal.SIGSTOP)
+        sends = [link.send(make_header([memory]), [memory]) for _ in range(50)]
+        peer.signal(signal.SIGKILL)
+        assert isinstance(sends[-1].exception(TIMEOUT_S), LinkClosed)
+        assert not wait(sends, TIMEOUT_S).not_done
+    with pytest.raises(LinkClosed):
+        link.send(make_header([memory]), [memory]).result(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("piece_bytes", [None, 100_000], ids=["contiguous", "fragmented"])
+def test_a_sender_that_is_killed_leaves_no_message_unreported(transport: Transport, piece_bytes: int | None) -> None:
+    sink = serving(transport, piece_bytes=piece_bytes)
+    with Peer(transport.name, "send", transport.address().hex(), str(LARGE), "8") as peer:
+        sink.wait_landed(10)
+        peer.signal(signal.SIGKILL)
+        peer.process.wait(TIMEOUT_S)
+    sink.refuse()
+    transport.quiesce(HANDOFF).result(TIMEOUT_S)
+    sink.wait_landed(len(sink.placed))
+    assert len(sink.landings) == len(sink.placed)
+    assert not sink.memory.fill_(0).any()
+
+
+def test_after_a_killed_sender_the_next_one_is_served(transport: Transport) -> None:
+    sink = serving(transport)
+    for _ in range(2):
+        with Peer(transport.name, "send", transport.address().hex(), str(LARGE), "8") as peer:
+            sink.wait_landed(len(sink.landings) + 10)
+            peer.signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("num_bytes", [100, LARGE])
+def test_closing_a_link_to_a_stopped_receiver_takes_less_than_a_second(transport: Transport, num_bytes: int) -> None:
+    with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
+        memory = transport.allocate(num_bytes)
+        link = transport.connect(peer.address())
+        peer.signal(signal.SIGSTOP)
+        sends = [link.send(make_header([memory]), [memory]) for _ in range(5000 if num_bytes == 100 else 50)]
+        started = time.monotonic()
+        link.close()
+        assert not wait(sends, 1.0).not_done
+        assert time.monotonic() - started < 1.0
+        assert isinstance(sends[-1].exception(), LinkClosed)
+
+
+def test_a_receiver_that_goes_on_after_the_link_was_closed_disturbs_nobody(transport: Transport) -> None:
+    with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
+        memory = transport.allocate(LARGE)
+        address = peer.address()
+        link = transport.connect(address)
+        peer.signal(signal.SIGSTOP)
+        for _ in range(50):
+            link.send(make_header([memory]), [memory])
+        link.close()
+        peer.signal(signal.SIGCONT)
+        transport.connect(address).send(make_header([memory]), [memory]).result(TIMEOUT_S)
+        placed, landed, _ = peer.finish().split(", ")
+        assert placed.split()[0] == landed.split()[0]
+
+
+@pytest.mark.parametrize("piece_bytes", [None, 100_000], ids=["contiguous", "fragmented"])
+def test_quiesce_does_not_wait_for_a_stopped_sender(transport: Transport, piece_bytes: int | None) -> None:
+    sink = serving(transport, piece_bytes=piece_bytes)
+    with Peer(transport.name, "send", transport.address().hex(), str(LARGE), "8") as peer:
+        sink.wait_landed(5)
+        peer.signal(signal.SIGSTOP)
+        sink.refuse()
+        transport.quiesce(HANDOFF).result(TIMEOUT_S)
+        assert len(sink.landings) == len(sink.placed)
+        sink.memory.fill_(0)
+        peer.signal(signal.SIGCONT)
+        transport.quiesce(HANDOFF).result(TIMEOUT_S)
+        assert not sink.memory.any()
+
+
+def test_closing_a_transport_with_a_stopped_peer_leaves_no_descriptor(transport: Transport) -> None:
+    with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
+        address = peer.address()
+        other = make_transport(transport.name, worker_id=WorkerId("other"))  # type: ignore[arg-type]
+        memory = other.allocate(LARGE)
+        link = other.connect(address)
+        peer.signal(signal.SIGSTOP)
+        sends = [link.send(make_header([memory]), [memory]) for _ in range(50)]
+        started = time.monotonic()
+        other.close()
+        assert time.monotonic() - started < 2.0
+        assert isinstance(sends[-1].exception(TIMEOUT_S), LinkClosed)
+
+
+def test_garbage_from_a_peer_does_not_stop_the_shm_transport() -> None:
+    transport = make_transport("shm", worker_id=WorkerId("local"))
+    serving(transport)
+    for garbage in (b"x", b"M" + bytes(200), secrets.token_bytes(5000)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as intruder:
+            intruder.settimeout(TIMEOUT_S)
+            intruder.connect(b"\0" + transport.address())
+            intruder.send(garbage)
+            with contextlib.suppress(ConnectionResetError):
+                assert intruder.recv(10) == b""
+    memory = transport.allocate(10)
+    transport.connect(transport.address()).send(make_header([memory]), [memory]).result(TIMEOUT_S)
+    transport.close()
+
+
+def test_garbage_from_a_peer_does_not_stop_the_ucx_transport(caplog: pytest.LogCaptureFixture) -> None:
+    native = pytest.importorskip("kv_transfer.ucx_native")
+    wire = pytest.importorskip("kv_transfer.ucx_wire")
+    transport = make_transport("ucx", worker_id=WorkerId("local"))
+    sink = serving(transport)
+    intruder = native.Worker(None)
+    endpoint = intruder.connect(wire.unpack_address(transport.address())[1], error_handling=False)
+    requests = []
+    for garbage in (b"x", b"TUC1" + bytes(70), secrets.token_bytes(50_000)):
+        view = np.frombuffer(garbage, dtype=np.uint8)
+        requests += [endpoint.send(view, wire.CONTROL_TAG), endpoint.send(view, wire.payload_tag(5, 5))]
+    deadline = time.monotonic() + TIMEOUT_S
+    while not all(request.completed for request in requests):
+        intruder.progress()
+        assert time.monotonic() < deadline
+    memory = transport.allocate(10)
+    transport.connect(transport.address()).send(make_header([memory]), [memory]).result(TIMEOUT_S)
+    assert sink.wait_landed(1) == [None]
+    assert "ignoring a control message" in caplog.text
+    endpoint.close()
+    intruder.close(unfinished=False)
+    transport.close()
