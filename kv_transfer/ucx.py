@@ -198,7 +198,7 @@ class UcxTransport:
             link.end("the transport was closed")
         engine.turn()
         for link in engine.links:
-            link.close_endpoint()
+            link.release_endpoint()
         unfinished = not engine.idle()
         receiver, engine.receiver = engine.receiver, None
         placed = receiver.close() if receiver is not None else []

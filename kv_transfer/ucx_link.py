@@ -69,7 +69,7 @@ class UcxLink:
         self._others: list[_UnderWay] = []
         self._pidfd = -1
         self._ended = False
-        self._endpoint_closed = False
+        self._endpoint_released = False
 
     @property
     def detail(self) -> str:
@@ -131,7 +131,7 @@ class UcxLink:
         self._others = [entry for entry in self._others if not entry.completed()]
         started = self._pump()
         if self.finished:
-            self.close_endpoint()
+            self.release_endpoint()
         return bool(done) or started
 
     def end(self, reason: str, *, peer_dead: bool = False) -> None:
@@ -146,16 +146,21 @@ class UcxLink:
         if peer_dead:
             self._forget_memory()
         else:
-            self._others.append(self._control(Bye(nonce=self._nonce).pack()))
+            bye = Bye(nonce=self._nonce, withdrawn=tuple(self._under_way))
+            self._others.append(self._control(bye.pack()))
         self._outbox.close(reason)
         if self._error_handling or self.idle:
-            self.close_endpoint()
+            self.release_endpoint()
 
-    def close_endpoint(self) -> None:
-        """Must have happened before the worker is closed. Idempotent; does not wait."""
-        if not self._endpoint_closed:
-            self._endpoint_closed = True
+    def release_endpoint(self) -> None:
+        """Closes the endpoint, or leaves it to the worker's end where the peer keeps requests open. Does not wait."""
+        if self._endpoint_released:
+            return
+        self._endpoint_released = True
+        if self._error_handling or self.idle:
             self._endpoint.close()
+        else:
+            self._endpoint.abandon()
 
     def _forget_memory(self) -> None:
         """A dead peer fetches nothing: lets go of large payloads. Small ones may be queued inside UCX, by address."""

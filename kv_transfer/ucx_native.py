@@ -46,8 +46,12 @@ class Endpoint:
         return self._native.tag_send(_Array(view), _ucxx.UCXXTag(tag))
 
     def close(self) -> None:
-        """Closes without waiting for the peer; what was unfinished may stay so for ever."""
+        """Closes it. Only when all its requests have completed: otherwise UCX may wait for the peer, for ever."""
         self._native.close_blocking()
+
+    def abandon(self) -> None:
+        """Leaves it to `Worker.close(unfinished=True)`, which must come next. UCXX's object is never destroyed."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._native))
 
 
 class Worker:

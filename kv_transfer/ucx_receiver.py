@@ -49,7 +49,7 @@ class _Source:
     nonce: int
     reads_remote: bool
     pidfd: int | None
-    gone: bool = False
+    dead: bool = False
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -57,11 +57,13 @@ class _Incoming:
     """A placed payload that UCX is receiving: directly when `staging` is None. Without `targets` it was detached."""
 
     header: MessageHeader
+    number: int
     source: _Source
     request: Any
     targets: list[Bytes] | None
     staging: Bytes | None
     cancelled: bool = False
+    withdrawn: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -83,7 +85,7 @@ class UcxReceiver:
         self._identity = identity
         self._sources: dict[int, _Source] = {}
         self._controls: list[tuple[Any, Bytes]] = []
-        self._announced: dict[int, Announce] = {}
+        self._announced: dict[int, tuple[Announce, _Source]] = {}
         self._early: dict[int, Any] = {}
         self._incoming: set[_Incoming] = set()
         self._scratch: list[tuple[Any, Bytes]] = []
@@ -143,6 +145,11 @@ class UcxReceiver:
         entry.targets = None
         placing.landed(self._sink, entry.header, error)
 
+    def _detach_staged(self, entry: _Incoming, error: TransportError) -> None:
+        """Detaches what is received into staging; what goes straight into placed memory ends by itself."""
+        if entry.staging is not None and entry.targets is not None:
+            self._detach(entry, error)
+
     def _take_controls(self) -> bool:
         moved = False
         for entry in [entry for entry in self._controls if entry[0].completed]:
@@ -180,9 +187,18 @@ class UcxReceiver:
         if source is None:
             raise TransportError(f"link {message.nonce:x} was never opened")
         if isinstance(message, Bye):
-            self._drop_source(source)
+            self._on_bye(message, source)
         elif isinstance(message, Announce):
-            self._announced[payload_tag(message.nonce, message.number)] = message
+            self._announced[payload_tag(message.nonce, message.number)] = (message, source)
+
+    def _on_bye(self, bye: Bye, source: _Source) -> None:
+        """Messages that the sender took for done stay good, even where their payload is still to be taken."""
+        for number in bye.withdrawn:
+            self._announced.pop(payload_tag(bye.nonce, number), None)
+        for entry in [e for e in self._incoming if e.source is source and e.number in bye.withdrawn]:
+            entry.withdrawn = True
+            self._detach_staged(entry, LinkClosed("the source closed the link"))
+        self._drop_source(source)
 
     def _add_source(self, hello: Hello) -> None:
         if hello.nonce in self._sources:
@@ -195,49 +211,48 @@ class UcxReceiver:
 
     def _on_death(self, source: _Source) -> None:
         """The source's process ended: what it announced and we did not begin to fetch can never be fetched."""
+        source.dead = True
         self._dead_nonces.add(source.nonce)
         self._drop_source(source)
+        for tag, (announce, announced_by) in list(self._announced.items()):
+            if announced_by is source and announce.header.num_bytes >= RENDEZVOUS_BYTES:
+                del self._announced[tag]
+        for entry in [e for e in self._incoming if e.source is source and not e.request.completed]:
+            self._detach_staged(entry, LinkClosed("the source's process ended"))
 
     def _drop_source(self, source: _Source) -> None:
-        if source.gone:
+        if self._sources.pop(source.nonce, None) is None:
             return
-        source.gone = True
-        self._sources.pop(source.nonce, None)
         if source.pidfd is not None:
             self._thread.unregister(source.pidfd)
             os.close(source.pidfd)
-        for tag in [tag for tag in self._announced if tag_nonce(tag) == source.nonce]:
-            del self._announced[tag]
+            source.pidfd = None
         for tag in [tag for tag in self._early if tag_nonce(tag) == source.nonce]:
             self._throw_away(self._early.pop(tag))
-        for entry in [e for e in self._incoming if e.source is source and e.targets is not None]:
-            if entry.staging is not None:
-                self._detach(entry, LinkClosed("the source closed the link or ended"))
 
     def _take_payloads(self) -> bool:
         moved = False
         for tag in [tag for tag in self._early if tag in self._announced]:
             moved = True
-            self._receive(self._announced.pop(tag), self._early.pop(tag))
+            self._receive(*self._announced.pop(tag), self._early.pop(tag))
         while (probed := self._worker.probe(PAYLOAD_TAG, PAYLOAD_MASK)) is not None:
             moved = True
             tag = int(probed.sender_tag.value)
-            if (announce := self._announced.pop(tag, None)) is not None:
-                self._receive(announce, probed)
+            if (announced := self._announced.pop(tag, None)) is not None:
+                self._receive(*announced, probed)
             elif tag_nonce(tag) in self._sources:
                 self._early[tag] = probed
             else:
                 self._throw_away(probed)
         return moved
 
-    def _receive(self, announce: Announce, probed: Any) -> None:
+    def _receive(self, announce: Announce, source: _Source, probed: Any) -> None:
         header = announce.header
         if probed.length != header.num_bytes:
             logger.warning("a payload of %d bytes, announced as %d", probed.length, header.num_bytes)
             self._throw_away(probed)
             return
-        source = self._sources.get(announce.nonce)
-        if source is None or self._is_dead(source):
+        if header.num_bytes >= RENDEZVOUS_BYTES and self._is_dead(source):
             self._throw_away(probed)
             return
         targets = placing.place(self._sink, header)
@@ -248,7 +263,14 @@ class UcxReceiver:
         staging = None if direct else self._staging.take(header.num_bytes)
         request = self._worker.receive(targets[0] if staging is None else staging, probed)
         self._incoming.add(
-            _Incoming(header=header, source=source, request=request, targets=targets, staging=staging)
+            _Incoming(
+                header=header,
+                number=announce.number,
+                source=source,
+                request=request,
+                targets=targets,
+                staging=staging,
+            )
         )
 
     def _throw_away(self, probed: Any) -> None:
@@ -267,7 +289,7 @@ class UcxReceiver:
         """Asks the kernel, rather than wait for its event."""
         if source.pidfd is not None and _readable(source.pidfd):
             self._on_death(source)
-        return source.gone
+        return source.dead
 
     def _reuse_scratch(self) -> None:
         for entry in [entry for entry in self._scratch if entry[0].completed]:
@@ -293,8 +315,8 @@ class UcxReceiver:
             return TransportError(f"UCX could not receive: {exc}")
         if entry.cancelled:
             return TransportError("the handoff was quiesced")
-        if entry.source.gone:
-            return LinkClosed("the source closed the link or ended while its message was read")
+        if entry.withdrawn:
+            return LinkClosed("the source closed the link while its message was read")
         wanted = entry.header.digest
         if entry.staging is not None:
             return check_digest(wanted, copy(targets, [entry.staging], with_digest=wanted != 0))

@@ -69,12 +69,13 @@ class Announce:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bye:
-    """The link is closed: the sender's memory is no longer what was announced."""
+    """The link is closed: the memory of `withdrawn` messages, announced before, is no longer what was announced."""
 
     nonce: int
+    withdrawn: tuple[int, ...]
 
     def pack(self) -> bytes:
-        return _PREFIX.pack(_MAGIC, _KIND_BYE, self.nonce)
+        return _PREFIX.pack(_MAGIC, _KIND_BYE, self.nonce) + struct.pack(f"<{len(self.withdrawn)}Q", *self.withdrawn)
 
 
 Control: TypeAlias = Hello | Announce | Bye
@@ -94,8 +95,9 @@ def unpack(data: bytes) -> Control:
     if kind == _KIND_MESSAGE and len(data) == _MESSAGE.size:
         _, _, _, number, header = _MESSAGE.unpack(data)
         return Announce(nonce=nonce, number=number, header=MessageHeader.unpack(header))
-    if kind == _KIND_BYE and len(data) == _PREFIX.size:
-        return Bye(nonce=nonce)
+    if kind == _KIND_BYE and (len(data) - _PREFIX.size) % 8 == 0:
+        count = (len(data) - _PREFIX.size) // 8
+        return Bye(nonce=nonce, withdrawn=struct.unpack_from(f"<{count}Q", data, _PREFIX.size))
     raise TransportError(f"a malformed control message of kind {kind}, {len(data)} bytes")
 
 

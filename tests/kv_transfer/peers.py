@@ -122,6 +122,7 @@ def _serve(transport: Transport, num_bytes: int, commands: IO[str]) -> None:
     transport.serve(sink)
     print(transport.address().hex(), flush=True)
     commands.read()
+    transport.close()
     errors = sum(error is not None for _, error in sink.landings)
     print(f"{len(sink.placed)} placed, {len(sink.landings)} landed, {errors} errors", flush=True)
 
