@@ -41,10 +41,12 @@ class LegDispatch:
         self._tasks: set[asyncio.Task[None]] = set()
         self._prefill_timings: common_pb2.PrefillTimings | None = None
         self._decode_timings: common_pb2.DecodeTimings | None = None
+        self._discharge: dict[Leg, Callable[[], None]] = {}
         self.on_over: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        """Opens the first leg."""
+        """Charges both workers, so that the next request sees it, and opens the first leg."""
+        self._charge(self._route)
         if self._route.decode is not None:
             self._spawn("decode", self._run_decode(self._route.decode), self._route.decode)
         self._perform(self._lifecycle.start())
@@ -79,6 +81,13 @@ class LegDispatch:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _charge(self, to: Route) -> None:
+        num_tokens = len(self._request.prompt_token_ids)
+        self._discharge["prefill"] = self._tracker.charge(to.prefill.worker_id, num_tokens=num_tokens)
+        if to.decode is not None:
+            num_blocks = num_decode_blocks(self._request, to.decode.block_size)
+            self._discharge["decode"] = self._tracker.charge(to.decode.worker_id, num_blocks=num_blocks)
+
     # --- legs
 
     def _spawn(self, leg: Leg, body: Awaitable[None], worker: WorkerView) -> None:
@@ -89,6 +98,8 @@ class LegDispatch:
     def _leg_over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not self._tasks:
+            for discharge in self._discharge.values():
+                discharge()
             self.on_over()
 
     async def _run_leg(self, leg: Leg, body: Awaitable[None], worker: WorkerView) -> None:
@@ -104,37 +115,34 @@ class LegDispatch:
             self._perform(self._lifecycle.leg_failed(leg, error))
         else:
             self._perform(self._lifecycle.leg_done(leg))
+        finally:
+            self._discharge[leg]()
 
     async def _run_decode(self, worker: WorkerView) -> None:
-        num_blocks = num_decode_blocks(self._request, worker.block_size)
-        with self._tracker.charge(worker.worker_id, num_blocks=num_blocks):
-            stub = worker_pb2_grpc.DecodeWorkerStub(self._tracker.channels.get(worker.address))
-            now = time.monotonic()
-            async for event in stub.Decode(
-                decode_request_to_proto(self._request, now=now, handoff_id=self._handoff_id)
-            ):
-                kind = event.WhichOneof("event")
-                if kind == "accepted":
-                    self._perform(self._lifecycle.accepted())
-                elif kind == "token":
-                    token = event.token
-                    reason = finish_reason_from_proto(token.finish_reason)
-                    self._perform(self._lifecycle.token(token.position, token.token_id, reason))
-                elif kind == "done":
-                    self._decode_timings = event.done.timings
+        stub = worker_pb2_grpc.DecodeWorkerStub(self._tracker.channels.get(worker.address))
+        message = decode_request_to_proto(self._request, now=time.monotonic(), handoff_id=self._handoff_id)
+        async for event in stub.Decode(message):
+            kind = event.WhichOneof("event")
+            if kind == "accepted":
+                self._perform(self._lifecycle.accepted())
+            elif kind == "token":
+                token = event.token
+                reason = finish_reason_from_proto(token.finish_reason)
+                self._perform(self._lifecycle.token(token.position, token.token_id, reason))
+            elif kind == "done":
+                self._decode_timings = event.done.timings
 
     async def _run_prefill(self, worker: WorkerView) -> None:
-        with self._tracker.charge(worker.worker_id, num_tokens=len(self._request.prompt_token_ids)):
-            stub = worker_pb2_grpc.PrefillWorkerStub(self._tracker.channels.get(worker.address))
-            message = prefill_request_to_proto(self._request, now=time.monotonic(), handoff=self._target())
-            async for event in stub.Prefill(message):
-                kind = event.WhichOneof("event")
-                if kind == "first_token":
-                    first = event.first_token
-                    reason = finish_reason_from_proto(first.finish_reason)
-                    self._perform(self._lifecycle.token(0, first.token_id, reason))
-                elif kind == "done":
-                    self._prefill_timings = event.done.timings
+        stub = worker_pb2_grpc.PrefillWorkerStub(self._tracker.channels.get(worker.address))
+        message = prefill_request_to_proto(self._request, now=time.monotonic(), handoff=self._target())
+        async for event in stub.Prefill(message):
+            kind = event.WhichOneof("event")
+            if kind == "first_token":
+                first = event.first_token
+                reason = finish_reason_from_proto(first.finish_reason)
+                self._perform(self._lifecycle.token(0, first.token_id, reason))
+            elif kind == "done":
+                self._prefill_timings = event.done.timings
 
     def _target(self) -> worker_pb2.HandoffTarget | None:
         decode = self._route.decode

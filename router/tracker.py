@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import grpc
 from redis.exceptions import RedisError
 
+from router.charges import Charge
 from router.view import ClusterView, WorkerView
 from tandem.registry import Registry, WorkerRecord
 from tandem.rpc.channels import Channels
@@ -24,16 +23,8 @@ from tandem.types import Epoch, Role, WorkerId
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+"""How often the registry is read when it announces nothing; `charges.NUM_WINDOWS` of these outlast a heartbeat."""
 PROBE_TIMEOUT_S = 1.0
-
-
-@dataclass(kw_only=True, slots=True)
-class Charge:
-    """What this router has given to one worker and not seen end."""
-
-    num_tokens: int = 0
-    num_blocks: int = 0
-    num_requests: int = 0
 
 
 class WorkerTracker:
@@ -64,19 +55,18 @@ class WorkerTracker:
         """All workers that may be given requests now."""
         return ClusterView(workers=tuple(self._view_of(r) for r in self._records.values() if self._is_usable(r)))
 
-    @contextmanager
-    def charge(self, worker_id: WorkerId, *, num_tokens: int = 0, num_blocks: int = 0) -> Iterator[None]:
-        """Counts a request against a worker while the block runs."""
+    def charge(self, worker_id: WorkerId, *, num_tokens: int = 0, num_blocks: int = 0) -> Callable[[], None]:
+        """Counts a request against a worker until the returned function is called; more calls do nothing."""
         charge = self._charges.setdefault(worker_id, Charge())
-        charge.num_tokens += num_tokens
-        charge.num_blocks += num_blocks
-        charge.num_requests += 1
-        try:
-            yield
-        finally:
-            charge.num_tokens -= num_tokens
-            charge.num_blocks -= num_blocks
-            charge.num_requests -= 1
+        charge.add(num_tokens=num_tokens, num_blocks=num_blocks, num_requests=1)
+        left = [True]
+
+        def discharge() -> None:
+            if left:
+                left.clear()
+                charge.add(num_tokens=-num_tokens, num_blocks=-num_blocks, num_requests=-1)
+
+        return discharge
 
     def suspect(self, worker_id: WorkerId, epoch: Epoch) -> None:
         """A call to this incarnation failed: give it nothing until it answers a probe or registers anew."""
@@ -117,6 +107,8 @@ class WorkerTracker:
     def _update(self, records: list[WorkerRecord]) -> None:
         before = self._usable()
         self._records = {record.worker_id: record for record in records}
+        for charge in self._charges.values():
+            charge.roll()
         for worker_id, epoch in list(self._suspects.items()):
             record = self._records.get(worker_id)
             if record is None or record.epoch != epoch:
@@ -159,8 +151,8 @@ class WorkerTracker:
             max_context_tokens=record.max_context_tokens,
             num_blocks=record.num_blocks,
             block_size=record.block_size,
-            num_waiting_tokens=max(charge.num_tokens, record.load.num_waiting_tokens),
-            num_used_blocks=max(charge.num_blocks, record.num_blocks - record.load.num_free_blocks),
+            num_waiting_tokens=charge.total_tokens(record.load.num_waiting_tokens),
+            num_used_blocks=charge.total_blocks(record.num_blocks - record.load.num_free_blocks),
             num_requests=charge.num_requests,
         )
 

@@ -11,8 +11,7 @@ from tandem.types import Epoch, Role, WorkerId
 class WorkerView:
     """One worker that may be given requests.
 
-    Loads are the larger of what the worker last reported and what this router itself has given it and not seen end,
-    so that neither a late heartbeat nor another router's requests are overlooked.
+    Loads are what this router itself has given it and not seen end, plus what the worker's report shows beyond that.
     """
 
     worker_id: WorkerId

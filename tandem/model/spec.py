@@ -1,4 +1,4 @@
-"""A model as numbers: shape, context, special tokens, and the fingerprint that two workers must share. Pure."""
+"""What a model is, as numbers: shape, context, special tokens, and the fingerprint that workers must share. Pure."""
 
 from __future__ import annotations
 
