@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2
-from tandem.types import FinishReason, Request, WorkerId
+from tandem.types import Request, TokenStep, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,15 +17,6 @@ class ServedModel:
     name: str
     max_context_tokens: int
     block_size: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenStep:
-    """One output token. `position` is its index in the output (first token: 0)."""
-
-    position: int
-    token_id: int
-    finish_reason: FinishReason | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
-from router.dispatch import Dispatch, DispatchResult, ServedModel, TokenStep
+from router.dispatch import Dispatch, DispatchResult, ServedModel
 from router.lifecycle import Action, Emit, Fail, Leg, OpenPrefill, RequestLifecycle
 from router.policy import Route, num_decode_blocks, route
 from router.tracker import WorkerTracker
@@ -22,7 +22,7 @@ from tandem.registry import Registry
 from tandem.rpc.convert import decode_request_to_proto, finish_reason_from_proto, prefill_request_to_proto
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
-from tandem.types import HandoffId, Request
+from tandem.types import HandoffId, Request, TokenStep
 
 TIMINGS_TIMEOUT_S = 2.0
 """How long a request that is complete waits for its legs to say how long they took."""

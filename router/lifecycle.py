@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from router.dispatch import TokenStep
 from tandem.errors import TandemError, WorkerUnavailable
-from tandem.types import FinishReason
+from tandem.types import FinishReason, TokenStep
 
 Leg = Literal["prefill", "decode"]
 

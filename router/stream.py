@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Self
 
 from router.detokenizer import Detokenizer
-from router.dispatch import Dispatch, DispatchResult, TokenStep
+from router.dispatch import Dispatch, DispatchResult
 from router.output import OutputBuffer, OutputDelta
 from router.stop_strings import StopStrings
 from router.timing import TokenClock
 from tandem.errors import DeadlineExceeded, RequestCancelled, TandemError
 from tandem.observability.metrics import OK
 from tandem.rpc.tandem.v1 import inference_pb2
-from tandem.types import FinishReason, Request
+from tandem.types import FinishReason, Request, TokenStep
 
 _LOG = logging.getLogger(__name__)
 

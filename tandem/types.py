@@ -67,3 +67,12 @@ class Request:
     sampling: SamplingParams
     arrival_s: float
     deadline_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenStep:
+    """One output token. `position` is its index in the output (first token: 0)."""
+
+    position: int
+    token_id: int
+    finish_reason: FinishReason | None

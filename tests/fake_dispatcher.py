@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from router.dispatch import DispatchResult, ServedModel, TokenStep
+from router.dispatch import DispatchResult, ServedModel
 from tandem.errors import TandemError
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2
-from tandem.types import Request, WorkerId
+from tandem.types import Request, TokenStep, WorkerId
 
 TEST_MODEL = ServedModel(name="test-model", max_context_tokens=100_000, block_size=16)
 
