@@ -19,8 +19,6 @@ def transfer_timings(
     messages: list[SentMessage], *, transport: str, started_s: float, last_kv_s: float, ended_s: float
 ) -> common_pb2.TransferTimings:
     """All arguments in seconds on one clock. `last_kv_s`: when the last layer's KV of the last chunk was written.
-
-    A message counts as hidden when its memory was free by then, which is before the last layer's attention and MLP.
     """
     last_done_s = max((m.done_s for m in messages), default=ended_s)
     return common_pb2.TransferTimings(
@@ -28,7 +26,8 @@ def transfer_timings(
         num_bytes=sum(m.num_bytes for m in messages),
         num_messages=len(messages),
         busy_s=busy_seconds(messages),
-        hidden_bytes=sum(m.num_bytes for m in messages if m.done_s <= last_kv_s),
+        hidden_bytes=sum(m.num_bytes for m in messages if m.done_s <= ended_s),
+        before_last_layer_bytes=sum(m.num_bytes for m in messages if m.done_s <= last_kv_s),
         exposed_s=max(0.0, last_done_s - ended_s),
         compute_end_s=ended_s - started_s,
         messages=[

@@ -180,6 +180,7 @@ class TransferTimings(_message.Message):
     EXPOSED_S_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     COMPUTE_END_S_FIELD_NUMBER: _builtins.int
+    BEFORE_LAST_LAYER_BYTES_FIELD_NUMBER: _builtins.int
     transport: _builtins.str
     """Name of the transport in use: "ucx" or "shm"."""
     num_bytes: _builtins.int
@@ -189,12 +190,14 @@ class TransferTimings(_message.Message):
     busy_s: _builtins.float
     """Seconds in which at least one message was under way."""
     hidden_bytes: _builtins.int
-    """Bytes that had left (their memory was free to reuse) before the last layer of the last chunk was computed."""
+    """Bytes that had left (their memory was free to reuse) before the end of prefill compute: hidden behind it."""
     exposed_s: _builtins.float
     """Seconds from the end of prefill compute to the end of the last message; 0 when it ended earlier."""
     compute_end_s: _builtins.float
-    """Start and end of the compute of each layer of the last chunk are known from this: seconds from the start of the
-    first chunk's iteration to the end of the last layer of the last chunk.
+    """End of prefill compute: seconds from the start of the first chunk's iteration to the end of the last one's."""
+    before_last_layer_bytes: _builtins.int
+    """Bytes that had left when the last layer of the last chunk had just written its KV: before its attention, its MLP
+    and the sampling. The strictest measure of overlap; that layer's own messages can never count.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___MessageTiming]:
@@ -211,10 +214,11 @@ class TransferTimings(_message.Message):
         exposed_s: _builtins.float = ...,
         messages: _abc.Iterable[Global___MessageTiming] | None = ...,
         compute_end_s: _builtins.float = ...,
+        before_last_layer_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "compute_end_s", b"compute_end_s", "exposed_s", b"exposed_s", "hidden_bytes", b"hidden_bytes", "messages", b"messages", "num_bytes", b"num_bytes", "num_messages", b"num_messages", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_last_layer_bytes", b"before_last_layer_bytes", "busy_s", b"busy_s", "compute_end_s", b"compute_end_s", "exposed_s", b"exposed_s", "hidden_bytes", b"hidden_bytes", "messages", b"messages", "num_bytes", b"num_bytes", "num_messages", b"num_messages", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
