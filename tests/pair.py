@@ -1,0 +1,385 @@
+"""One prefill and one decode worker in this process, with real gRPC, a real transport and a small model.
+
+The router's part is played by its own `LegDispatch` on a route made by hand, or by `Legs`, which a test can close one
+by one. Whoever leaves the pair has shown that every block of both pools is free again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+
+from decode_pool.service import DecodeService
+from decode_pool.worker import DecodeWorker
+from kv_transfer.transport import Transport
+from kv_transfer.transports import make_transport
+from prefill_pool.service import PrefillService
+from prefill_pool.worker import PrefillLimits, PrefillWorker
+from router.dispatcher import LegDispatch
+from router.policy import Route
+from router.tracker import WorkerTracker
+from router.view import WorkerView
+from tandem.config import ModelConfig, TransportName
+from tandem.errors import RequestCancelled, TandemError
+from tandem.kv.layout import Dtype
+from tandem.model.torch_executor import TorchExecutor, load_executor
+from tandem.registry import Registry
+from tandem.rpc.convert import decode_request_to_proto, prefill_request_to_proto
+from tandem.rpc.server import RpcServer, start_server
+from tandem.rpc.status import from_rpc_error
+from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
+from tandem.types import Epoch, HandoffId, Request, RequestId, Role, SamplingParams, WorkerId
+from tandem.worker.build import worker_facts
+from tandem.worker.host import WorkerFacts
+from tests.engine_driver import EngineDriver
+from tests.factories import make_sampling
+from tests.fakes import FaultPolicy, FaultyTransport
+from tests.stepped_executor import SteppedExecutor
+
+BLOCK_SIZE = 8
+CHUNK_TOKENS = 32
+SETTLE_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairOptions:
+    """What a test may want different."""
+
+    transport: TransportName = "shm"
+    faults: FaultPolicy | None = None
+    """With it, the prefill worker's transport is a `FaultyTransport`."""
+    dtype: Dtype = "float32"
+    prefill_blocks: int = 64
+    decode_blocks: int = 64
+    max_batch_sequences: int = 16
+    lease_s: float = 0.6
+    max_resends: int = 1
+    decode_fingerprint: str = ""
+    """Instead of the true one."""
+
+
+@dataclass(kw_only=True)
+class Pair:
+    """A running pair."""
+
+    options: PairOptions
+    prefill: PrefillWorker
+    decode: DecodeWorker
+    prefill_executor: SteppedExecutor
+    decode_executor: SteppedExecutor
+    prefill_view: WorkerView
+    decode_view: WorkerView
+    tracker: WorkerTracker
+    crashes: list[BaseException]
+
+    @property
+    def fabric(self) -> FaultyTransport:
+        """The prefill worker's transport, when it is a faulty one."""
+        assert isinstance(self.prefill.transport, FaultyTransport)
+        return self.prefill.transport
+
+    @property
+    def prefill_stub(self) -> worker_pb2_grpc.PrefillWorkerAsyncStub:
+        return worker_pb2_grpc.PrefillWorkerStub(self.tracker.channels.get(self.prefill_view.address))
+
+    @property
+    def decode_stub(self) -> worker_pb2_grpc.DecodeWorkerAsyncStub:
+        return worker_pb2_grpc.DecodeWorkerStub(self.tracker.channels.get(self.decode_view.address))
+
+    def control_stub(self, role: Role) -> worker_pb2_grpc.WorkerAsyncStub:
+        view = self.prefill_view if role is Role.PREFILL else self.decode_view
+        return worker_pb2_grpc.WorkerStub(self.tracker.channels.get(view.address))
+
+    def dispatch(self, prompt: Sequence[int], *, timeout_s: float = 30.0, **sampling: Any) -> LegDispatch:
+        """Starts a request as the router does."""
+        request = make_live_request(prompt, timeout_s=timeout_s, **sampling)
+        decode = self.decode_view if request.sampling.max_tokens > 1 else None
+        dispatch = LegDispatch(request, Route(prefill=self.prefill_view, decode=decode), self.tracker)
+        dispatch.start()
+        return dispatch
+
+    async def run(self, prompt: Sequence[int], **fields: Any) -> list[int]:
+        """A request from its start to its last token. Raises TandemError."""
+        dispatch = self.dispatch(prompt, **fields)
+        try:
+            return [step.token_id async for step in dispatch]
+        finally:
+            await dispatch.finish()
+
+    async def settled(self) -> None:
+        """Waits until nothing of any request is left on either side, and every block is free."""
+        await until(self.is_empty, what=self.describe)
+        for worker in (self.prefill, self.decode):
+            worker.scheduler.check_invariants()
+
+    def is_empty(self) -> bool:
+        """Whether both pools are whole and nobody waits, runs or moves."""
+        return all(
+            worker.scheduler.pool.num_free == worker.scheduler.pool.num_blocks and not len(worker.scheduler)
+            for worker in (self.prefill, self.decode)
+        ) and not (self.prefill.num_handoffs or len(self.decode.receiver))
+
+    def describe(self) -> str:
+        """What is left, for failures."""
+        pools = [(w.worker_id, w.scheduler.pool.num_free, len(w.scheduler)) for w in (self.prefill, self.decode)]
+        return f"(worker, free blocks, sequences): {pools}; {self.prefill.num_handoffs} handoffs out"
+
+
+@asynccontextmanager
+async def running_pair(model: Path, options: PairOptions | None = None) -> AsyncIterator[Pair]:
+    """A pair that has been settled and closed when the block is left without an error."""
+    options = options or PairOptions()
+    crashes: list[BaseException] = []
+    prefill, prefill_executor, prefill_facts = _prefill_worker(model, options, crashes.append)
+    decode, decode_executor, decode_facts = _decode_worker(model, options, crashes.append)
+    services = (PrefillService(prefill, prefill_facts), DecodeService(decode, decode_facts))
+    servers = [await start_server("127.0.0.1", 0, s.register, s.service_names()) for s in services]
+    registry = Registry("redis://127.0.0.1:1/0", cluster="nobody", ttl_s=1.0)
+    pair = Pair(
+        options=options,
+        prefill=prefill,
+        decode=decode,
+        prefill_executor=prefill_executor,
+        decode_executor=decode_executor,
+        prefill_view=_view(prefill.worker_id, prefill_facts, servers[0]),
+        decode_view=_view(decode.worker_id, decode_facts, servers[1]),
+        tracker=WorkerTracker(registry, on_change=lambda: None),
+        crashes=crashes,
+    )
+    try:
+        yield pair
+        if not crashes:
+            await pair.settled()
+    finally:
+        prefill_executor.go()
+        decode_executor.go()
+        await pair.tracker.close()
+        await registry.close()
+        await asyncio.gather(*(server.stop(0.0) for server in servers))
+        await asyncio.gather(*(service.close() for service in services))
+
+
+def _prefill_worker(
+    model: Path, options: PairOptions, on_crash: Callable[[BaseException], None]
+) -> tuple[PrefillWorker, SteppedExecutor, WorkerFacts]:
+    transport: Transport = make_transport(options.transport, worker_id=WorkerId("prefill-0"))
+    if options.faults is not None:
+        transport = FaultyTransport(transport, options.faults)
+    executor, facts = _executor(model, options, Role.PREFILL, transport)
+    worker = PrefillWorker(
+        executor,
+        worker_id=WorkerId("prefill-0"),
+        epoch=Epoch(3),
+        fingerprint=facts.fingerprint,
+        transport=transport,
+        limits=PrefillLimits(
+            max_batch_tokens=CHUNK_TOKENS,
+            max_batch_sequences=options.max_batch_sequences,
+            ticket_lookahead_tokens=4 * CHUNK_TOKENS,
+            lease_s=options.lease_s,
+            max_resends=options.max_resends,
+        ),
+        on_crash=on_crash,
+    )
+    return worker, executor, facts
+
+
+def _decode_worker(
+    model: Path, options: PairOptions, on_crash: Callable[[BaseException], None]
+) -> tuple[DecodeWorker, SteppedExecutor, WorkerFacts]:
+    transport = make_transport(options.transport, worker_id=WorkerId("decode-0"))
+    executor, facts = _executor(model, options, Role.DECODE, transport)
+    worker = DecodeWorker(
+        executor,
+        worker_id=WorkerId("decode-0"),
+        epoch=Epoch(4),
+        fingerprint=options.decode_fingerprint or facts.fingerprint,
+        transport=transport,
+        max_batch_sequences=options.max_batch_sequences,
+        lease_s=options.lease_s,
+        on_crash=on_crash,
+    )
+    return worker, executor, facts
+
+
+def _executor(
+    model: Path, options: PairOptions, role: Role, transport: Transport
+) -> tuple[SteppedExecutor, WorkerFacts]:
+    num_blocks = options.prefill_blocks if role is Role.PREFILL else options.decode_blocks
+    executor = load(model, num_blocks, options.dtype, transport.allocate)
+    executor.cache.slab.fill_(0xFF)  # NaN: nothing may be read before it is written
+    config = ModelConfig(source=str(model), block_size=BLOCK_SIZE, dtype=options.dtype)
+    return SteppedExecutor(executor), worker_facts(role, config, executor, transport=transport.name)
+
+
+def load(
+    model: Path, num_blocks: int, dtype: Dtype, allocate: Callable[[int], torch.Tensor]
+) -> TorchExecutor:
+    """The small model with a cache of its own."""
+    return load_executor(
+        str(model), dtype=dtype, block_size=BLOCK_SIZE, num_blocks=num_blocks, allocate=allocate, num_threads=1
+    )
+
+
+def _view(worker_id: WorkerId, facts: WorkerFacts, server: RpcServer) -> WorkerView:
+    return WorkerView(
+        worker_id=worker_id,
+        role=facts.role,
+        address=server.address,
+        epoch=Epoch(3),
+        fingerprint=facts.fingerprint,
+        transport=facts.transport,
+        model=facts.model,
+        max_context_tokens=facts.max_context_tokens,
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+        num_waiting_tokens=0,
+        num_used_blocks=0,
+        num_requests=0,
+    )
+
+
+# --- requests
+
+
+def make_prompt(num_tokens: int, seed: int = 0) -> list[int]:
+    """Token ids that differ from prompt to prompt."""
+    drawn = random.Random(1000 * seed + num_tokens)
+    return [drawn.randrange(256) for _ in range(num_tokens)]
+
+
+def make_live_request(prompt: Sequence[int], *, timeout_s: float = 30.0, **sampling: Any) -> Request:
+    """Greedy, four tokens, on this process's clock."""
+    now = time.monotonic()
+    return Request(
+        request_id=RequestId(uuid.uuid4().hex),
+        prompt_token_ids=tuple(prompt),
+        sampling=make_sampling(**sampling),
+        arrival_s=now,
+        deadline_s=now + timeout_s,
+    )
+
+
+@cache
+def _driver(model: Path, dtype: Dtype) -> EngineDriver:
+    executor = load(model, 256, dtype, lambda num_bytes: torch.full((num_bytes,), 0xFF, dtype=torch.uint8))
+    return EngineDriver(executor, max_sequences=1, chunk_tokens=CHUNK_TOKENS)
+
+
+def monolithic(model: Path, prompt: Sequence[int], *, dtype: Dtype = "float32", **sampling: Any) -> list[int]:
+    """What one engine that prefills and decodes gives for a request alone."""
+    params: SamplingParams = make_sampling(**sampling)
+    return _driver(model, dtype).run([prompt], params)[0]
+
+
+async def until(
+    condition: Callable[[], bool], *, timeout_s: float = SETTLE_S, what: Callable[[], str] = lambda: ""
+) -> None:
+    """Looks until the condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not fulfilled within {timeout_s:g} s. {what()}"
+        await asyncio.sleep(0.002)
+
+
+# --- legs
+
+
+@dataclass(kw_only=True)
+class Leg:
+    """One open call. `task` gives the error that the call ended with, or None."""
+
+    call: Any
+    events: list[Any] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[TandemError | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.task = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> TandemError | None:
+        try:
+            async for event in self.call:
+                self.events.append(event)
+                self.changed.set()
+        except grpc.aio.AioRpcError as exc:
+            return from_rpc_error(exc)
+        except asyncio.CancelledError:
+            if not self.call.cancelled():
+                raise
+            return RequestCancelled("closed by the test")
+        finally:
+            self.changed.set()
+        return None
+
+    async def seen(self, kind: str, *, count: int = 1) -> Any:
+        """The newest event, once `count` of this kind have come."""
+        while True:
+            of_kind = [event for event in self.events if event.WhichOneof("event") == kind]
+            if len(of_kind) >= count:
+                return of_kind[-1]
+            assert not self.task.done(), f"ended with {self.task.result()!r} before {count} of {kind}"
+            self.changed.clear()
+            await asyncio.wait_for(self.changed.wait(), SETTLE_S)
+
+    async def error(self) -> TandemError | None:
+        """How the leg ended."""
+        return await asyncio.wait_for(asyncio.shield(self.task), SETTLE_S)
+
+    def close(self) -> None:
+        """Cancels the call, as a router does whose client has gone."""
+        self.call.cancel()
+
+
+class Legs:
+    """Both legs of one request as bare calls. `decode` is opened first, `prefill` by `open_prefill`."""
+
+    def __init__(self, pair: Pair, prompt: Sequence[int], *, timeout_s: float = 30.0, **sampling: Any) -> None:
+        self.pair = pair
+        self.request = make_live_request(prompt, timeout_s=timeout_s, **sampling)
+        self.handoff_id = HandoffId(uuid.uuid4().hex)
+        self.target = worker_pb2.HandoffTarget(
+            handoff_id=self.handoff_id,
+            decode_worker_id=pair.decode_view.worker_id,
+            decode_address=pair.decode_view.address,
+        )
+        self.prefill: Leg
+        self.decode: Leg
+
+    async def open(self) -> Legs:
+        """Both legs, in the router's order."""
+        await self.open_decode()
+        self.open_prefill()
+        return self
+
+    async def open_decode(self) -> Leg:
+        message = decode_request_to_proto(self.request, now=time.monotonic(), handoff_id=self.handoff_id)
+        self.decode = Leg(call=self.pair.decode_stub.Decode(message))
+        await self.decode.seen("accepted")
+        return self.decode
+
+    def open_prefill(self) -> Leg:
+        message = prefill_request_to_proto(self.request, now=time.monotonic(), handoff=self.target)
+        self.prefill = Leg(call=self.pair.prefill_stub.Prefill(message))
+        return self.prefill
+
+    def tokens(self) -> list[int]:
+        """Output so far, from both legs."""
+        first = [e.first_token.token_id for e in self.prefill.events if e.WhichOneof("event") == "first_token"]
+        rest = [e.token.token_id for e in self.decode.events if e.WhichOneof("event") == "token"]
+        return first + rest
+
+    async def errors(self) -> tuple[TandemError | None, TandemError | None]:
+        """How prefill and decode leg ended."""
+        return await self.prefill.error(), await self.decode.error()

@@ -1,0 +1,48 @@
+"""A real executor that a test can stop before an iteration, or break: for tests of what happens meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from tandem.kv.cache import KvCache
+from tandem.model.executor import Executor, LayerHook, SequenceSlice
+from tandem.model.spec import ModelSpec
+
+
+class SteppedExecutor:
+    """An `Executor` around a real one."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self._open = threading.Event()
+        self._open.set()
+        self.stopped = threading.Event()
+        """Set while the engine's thread stands before an iteration."""
+        self.failure: Exception | None = None
+        """What the next iteration raises."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._inner.spec
+
+    @property
+    def cache(self) -> KvCache:
+        return self._inner.cache
+
+    def stop(self) -> None:
+        """The next iteration waits for `go`."""
+        self._open.clear()
+
+    def go(self) -> None:
+        """Lets iterations run."""
+        self._open.set()
+
+    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[int | None]:
+        if not self._open.is_set():
+            self.stopped.set()
+            self._open.wait()
+            self.stopped.clear()
+        if self.failure is not None:
+            raise self.failure
+        return self._inner.execute(batch, on_layer)
