@@ -130,7 +130,7 @@ class _BareUcx:
     def close(self) -> None:
         if self._endpoint is not None:
             self._endpoint.close()
-        self.worker.close(unfinished=False)
+        self.worker.close()
 
     def _drive(self, done: Callable[[], bool]) -> None:
         while not done():

@@ -13,6 +13,7 @@ import os
 import secrets
 import select
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -32,6 +33,7 @@ from tandem.types import HandoffId, WorkerId
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
+_DRAIN_S = 0.5
 _PROGRESS_STEPS = 64
 _PATIENCE_S = 1.0
 """Longest sleep while something is under way, should UCX ever miss an event."""
@@ -63,6 +65,13 @@ class _Engine:
             if not self.worker.progress():
                 return step > 0
         return True
+
+    def drain(self, timeout_s: float) -> None:
+        """Turns until nothing moves any more that could without the peers, but no longer than `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if not self.turn() and not (self.receiver is not None and self.receiver.fetching):
+                return
 
     def arm(self) -> bool:
         return not self.running or self.worker.arm()
@@ -196,15 +205,23 @@ class UcxTransport:
         engine = self._engine
         for link in engine.links:
             link.end("the transport was closed")
-        engine.turn()
+        engine.drain(_DRAIN_S)
         for link in engine.links:
             link.release_endpoint()
-        unfinished = not engine.idle()
         receiver, engine.receiver = engine.receiver, None
         placed = receiver.close() if receiver is not None else []
         engine.running = False
         self._thread.unregister(engine.worker.fd)
-        engine.worker.close(unfinished=unfinished)
+        self._end_worker(idle=not engine.links and (receiver is None or receiver.idle))
         engine.links.clear()
         if receiver is not None:
             receiver.report_closed(placed)
+
+    def _end_worker(self, *, idle: bool) -> None:
+        worker = self._engine.worker
+        if idle:
+            worker.close()
+        elif all(link.flushed for link in self._engine.links):
+            worker.destroy()
+        else:
+            logger.warning("a peer does not read what was sent to it: UCX's resources stay until this process ends")

@@ -68,7 +68,7 @@ class UcxLink:
         self._under_way: dict[int, _UnderWay] = {}
         self._others: list[_UnderWay] = []
         self._pidfd = -1
-        self._ended = False
+        self._bye: _UnderWay | None = None
         self._endpoint_released = False
 
     @property
@@ -118,7 +118,12 @@ class UcxLink:
     @property
     def finished(self) -> bool:
         """Whether the link has ended and nothing lingers."""
-        return self._ended and self.idle
+        return self._bye is not None and self.idle
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything has left for the peer, answered or not: BYE is last, and small messages leave in order."""
+        return self._bye is not None and self._bye.completed()
 
     def advance(self) -> bool:
         """Takes note of completed requests and starts waiting ones. True when something happened."""
@@ -136,18 +141,16 @@ class UcxLink:
 
     def end(self, reason: str, *, peer_dead: bool = False) -> None:
         """Tells the peer, then fails what is unfinished. Does not wait for anybody."""
-        if self._ended:
+        if self._bye is not None:
             return
-        self._ended = True
         self._waiting.clear()
         if self._pidfd >= 0:
             self._thread.unregister(self._pidfd)
             os.close(self._pidfd)
         if peer_dead:
             self._forget_memory()
-        else:
-            bye = Bye(nonce=self._nonce, withdrawn=tuple(self._under_way))
-            self._others.append(self._control(bye.pack()))
+        self._bye = self._control(Bye(nonce=self._nonce, withdrawn=tuple(self._under_way)).pack())
+        self._others.append(self._bye)
         self._outbox.close(reason)
         if self._error_handling or self.idle:
             self.release_endpoint()

@@ -50,7 +50,7 @@ class Endpoint:
         self._native.close_blocking()
 
     def abandon(self) -> None:
-        """Leaves it to `Worker.close(unfinished=True)`, which must come next. UCXX's object is never destroyed."""
+        """Leaves it to the end of its worker, which must come next. UCXX's object is never destroyed."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._native))
 
 
@@ -108,11 +108,21 @@ class Worker:
         """Starts to receive a probed message into `view`, which must have its length."""
         return self._worker.tag_recv_with_handle(_Array(view), probed)
 
-    def close(self, *, unfinished: bool) -> None:
-        """Frees everything. With `unfinished` requests, which would keep UCXX's objects alive, UCX is torn down under
-        them; their memory must stay valid until this returns, and nothing of them may be used afterwards."""
-        if unfinished:
-            _abandon(self._ucp, self._worker, self._context)
+    def close(self) -> None:
+        """Frees everything. All requests must have completed: others keep UCXX's objects, and all they hold, alive."""
+        del self._worker, self._context
+
+    def destroy(self) -> None:
+        """Frees everything under unfinished requests. They must have left for the peer: UCX aborts over queued ones.
+
+        Their memory must stay valid until this returns. UCXX's objects are kept from ever freeing the same again.
+        """
+        for wrapper in (self._worker, self._context):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(wrapper))
+        epoll_fd = self.fd
+        self._ucp.ucp_worker_destroy(self._worker.handle)
+        self._ucp.ucp_cleanup(self._context.handle)
+        os.close(epoll_fd)
         del self._worker, self._context
 
     def _endpoint_info(self, handle: int) -> str:
@@ -139,16 +149,6 @@ def _load_ucp() -> Any:
             library.ucp_cleanup.argtypes = [ctypes.c_void_p]
             return library
     raise TransportError("UCXX is loaded without libucp")
-
-
-def _abandon(ucp: Any, worker: Any, context: Any) -> None:
-    """Destroys the UCX objects below UCXX's, and makes sure that UCXX never does it again."""
-    for wrapper in (worker, context):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(wrapper))
-    epoll_fd = int(worker.epoll_file_descriptor)
-    ucp.ucp_worker_destroy(worker.handle)
-    ucp.ucp_cleanup(context.handle)
-    os.close(epoll_fd)
 
 
 _LIBC = ctypes.CDLL(None)

@@ -98,6 +98,11 @@ class UcxReceiver:
         """Whether UCX holds no receive of ours."""
         return not self._incoming and not self._scratch and not self._controls
 
+    @property
+    def fetching(self) -> bool:
+        """Whether a receive is under way that ends by itself."""
+        return any(entry.staging is None for entry in self._incoming)
+
     def advance(self) -> bool:
         """Takes what arrived and reports what is complete. True when something happened."""
         done = [entry for entry in self._incoming if entry.request.completed]

@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
+import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import wait
-from typing import IO
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 
 import torch
 
 from kv_transfer.digest import digest
 from kv_transfer.transport import MessageHeader, Transport
 from kv_transfer.transports import make_transport
+from tandem.config import TransportName
 from tandem.errors import TransportError
 from tandem.types import Epoch, HandoffId, WorkerId
 
@@ -87,47 +88,72 @@ class RecordingSink:
 
 
 class Peer:
-    """A process that serves (and checks digests) or sends without end, and answers on its standard output."""
+    """A process that serves (and checks digests) or sends without end, and answers over a pipe.
 
-    def __init__(self, transport: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", "tests.kv_transfer.peers", transport, *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    Forked from a server that has imported everything, so that starting one is quick; killed at the end of the block.
+    """
+
+    def __init__(self, transport: str, role: str, *arguments: str) -> None:
+        self._channel, remote = _FORKS.Pipe()
+        self._process = _FORKS.Process(target=_run, args=(remote, transport, role, *arguments))
+        self._process.start()
+        remote.close()
 
     def read(self) -> str:
-        """The next line that the peer wrote."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        """The next thing that the peer said."""
+        assert self._channel.poll(TIMEOUT_S), "the peer says nothing"
+        return str(self._channel.recv())
 
     def address(self) -> bytes:
         return bytes.fromhex(self.read())
 
     def signal(self, number: int) -> None:
-        self.process.send_signal(number)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def wait(self) -> None:
+        """Until the process has ended."""
+        self._process.join(TIMEOUT_S)
+        assert not self._process.is_alive()
 
     def finish(self) -> str:
-        """Ends the peer by closing its input; returns what it still wrote."""
-        return self.process.communicate(timeout=TIMEOUT_S)[0].strip()
+        """Ends a serving peer; returns what it then said."""
+        self._channel.send("finish")
+        return self.read()
 
     def __enter__(self) -> Peer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate(timeout=TIMEOUT_S)
+        self._process.kill()
+        self.wait()
+        self._process.close()
+        self._channel.close()
 
 
-def _serve(transport: Transport, num_bytes: int, commands: IO[str]) -> None:
+def _run(channel: Connection, name: TransportName, role: str, *arguments: str) -> None:
+    torch.set_num_threads(1)
+    transport = make_transport(name, worker_id=WorkerId(role))
+    try:
+        if role == "serve":
+            _serve(transport, int(arguments[0]), channel)
+        else:
+            _send(transport, bytes.fromhex(arguments[0]), int(arguments[1]), int(arguments[2]), channel)
+    finally:
+        transport.close()
+
+
+def _serve(transport: Transport, num_bytes: int, channel: Connection) -> None:
     sink = RecordingSink(transport.allocate(num_bytes))
     transport.serve(sink)
-    print(transport.address().hex(), flush=True)
-    commands.read()
+    channel.send(transport.address().hex())
+    channel.recv()
     transport.close()
     errors = sum(error is not None for _, error in sink.landings)
-    print(f"{len(sink.placed)} placed, {len(sink.landings)} landed, {errors} errors", flush=True)
+    channel.send(f"{len(sink.placed)} placed, {len(sink.landings)} landed, {errors} errors")
 
 
-def _send(transport: Transport, address: bytes, num_bytes: int, count: int) -> None:
+def _send(transport: Transport, address: bytes, num_bytes: int, count: int, channel: Connection) -> None:
     """Sends `count` messages over and over, at successive offsets, until the process is killed; once for count < 0."""
     source = transport.allocate(num_bytes)
     source.copy_(torch.arange(num_bytes) % 251)
@@ -137,25 +163,16 @@ def _send(transport: Transport, address: bytes, num_bytes: int, count: int) -> N
         sends = [
             link.send(make_header([source], i * num_bytes, layer=round_number), [source]) for i in range(abs(count))
         ]
-        wait(sends)
         for send in sends:
             send.result()
-    print("sent", flush=True)
     link.close()
+    channel.send("sent")
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    name, role, *rest = sys.argv[1:]
-    transport = make_transport(name, worker_id=WorkerId(role))  # type: ignore[arg-type]
-    try:
-        if role == "serve":
-            _serve(transport, int(rest[0]), sys.stdin)
-        else:
-            _send(transport, bytes.fromhex(rest[0]), int(rest[1]), int(rest[2]))
-    finally:
-        transport.close()
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.kv_transfer.peers", "kv_transfer.loopback", "kv_transfer.ucx"])
 
 
-if __name__ == "__main__":
-    main()
+def stop_forks() -> None:
+    """Ends the process that peers are forked from; the next peer starts another."""
+    forkserver._forkserver._stop()
