@@ -33,7 +33,7 @@ from kv_transfer.handoff import (
 )
 from kv_transfer.source import SourceHandoff
 from kv_transfer.transport import Link, LinkStats, MessageHeader, Transport
-from tandem.errors import BY_CODE, HandoffFailed, TandemError, TransportError
+from tandem.errors import BY_CODE, HandoffFailed, LinkClosed, TandemError, TransportError
 from tandem.kv.cache import KvCache
 from tandem.rpc.convert import finish_reason_to_proto
 from tandem.rpc.status import from_rpc_error
@@ -189,6 +189,8 @@ class OutgoingHandoff:
                     SentMessage(blocks=blocks, num_bytes=num_bytes, posted_s=posted_s, done_s=done_s)
                 )
             self._perform(self._machine.sent(blocks, None if error is None else str(error)))
+        if isinstance(error, LinkClosed):
+            self._loop.call_soon_threadsafe(self._links.drop, self._peer, self._link)
 
     def computed(self, *, first_token_id: int, finish_reason: FinishReason | None, num_cached_tokens: int) -> None:
         """The prompt is prefilled, everything has been posted: send the record."""

@@ -34,6 +34,8 @@ class SourceHandoff:
         self._heard_s = now
         self._max_resends = max_resends
         self._resends: dict[BlockRange, int] = {}
+        self._sent: set[BlockRange] = set()
+        """Ranges whose last send is over as far as the transport knows."""
         self._num_in_flight = 0
         self._delivered = False
         self._fence_at_s: float | None = None
@@ -79,12 +81,17 @@ class SourceHandoff:
         assert self._num_in_flight >= 0
         if error is not None and self.may_send:
             return self._resend(blocks, error)
+        self._sent.add(blocks)
         return self._maybe_over()
 
     def nack(self, blocks: BlockRange, reason: str, now: float) -> list[Action]:
-        """The destination did not get a range whole."""
+        """The destination did not get a range whole. What is still under way in it is not sent twice."""
         self._heard_s = now
-        return self._resend(blocks, reason) if self.may_send else []
+        actions: list[Action] = []
+        for sent in sorted(self._sent, key=lambda b: b.first_block):
+            if self.may_send and sent.layer == blocks.layer and sent.mask & blocks.mask:
+                actions += self._resend(sent, reason)
+        return actions
 
     def computed(self, record: Record) -> list[Action]:
         """The prompt is prefilled and all its blocks have been posted."""
@@ -121,7 +128,7 @@ class SourceHandoff:
         return self._maybe_over()
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed. A destination that is silent for a lease is given up, and fenced if sends are stuck."""
+        """Time has passed. A destination that is silent for a lease is given up; stuck sends are fenced a lease on."""
         if self.ended:
             return []
         actions: list[Action] = []
@@ -129,6 +136,8 @@ class SourceHandoff:
             actions += self._give_up("the decode worker is silent", tell_peer=True)
             if self._fence_at_s is None:
                 self._fence_at_s = now
+        if self.state is HandoffState.ABORTING and self._fence_at_s is None:
+            self._fence_at_s = now + self.lease_s
         stuck = self._num_in_flight > 0 and self._fence_at_s is not None and now >= self._fence_at_s
         if stuck and not self._fence_asked:
             self._fence_asked = True
@@ -137,6 +146,7 @@ class SourceHandoff:
 
     def _resend(self, blocks: BlockRange, reason: str) -> list[Action]:
         self._resends[blocks] = self._resends.get(blocks, 0) + 1
+        self._sent.discard(blocks)
         if self._resends[blocks] > self._max_resends:
             return self._give_up(f"layer {blocks.layer} could not be sent: {reason}", tell_peer=True)
         return [Resend(blocks=blocks)]
