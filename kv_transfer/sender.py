@@ -158,7 +158,7 @@ class OutgoingHandoff:
 
     def _post(self, blocks: BlockRange) -> None:
         with self._lock:
-            if not self._machine.posting():
+            if not self._machine.posting(blocks):
                 return
             link = self._link
         assert link is not None
@@ -235,8 +235,9 @@ class OutgoingHandoff:
             async for message in call:
                 await self._on_message(message)
         except aio.AioRpcError as exc:
-            self._failure = from_rpc_error(exc)
-            reason = f"lost the decode worker: {self._failure.message}"
+            error = from_rpc_error(exc)
+            reason = f"lost the decode worker: {error.message}"
+            self._failure = error if isinstance(error, HandoffFailed) else HandoffFailed(reason)
         with self._lock:
             self._perform(self._machine.peer_lost(reason, time.monotonic()))
 
