@@ -293,7 +293,8 @@ class OutgoingHandoff:
         while not self._over.is_set():
             beat_s = self._machine.lease_s / 4
             try:
-                await asyncio.wait_for(self._over.wait(), min(beat_s, 0.25))
+                async with asyncio.timeout(min(beat_s, 0.25)):
+                    await self._over.wait()
             except TimeoutError:
                 pass
             now = time.monotonic()
