@@ -33,7 +33,8 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "rpc": ("kv", "config", "types", "errors"),
     "registry": ("config", "types", "errors"),
     "observability": ("config", "types", "errors"),
-    "worker": ("registry", "observability", "rpc", "model", "prefix_store", "kv", "config", "types", "errors"),
+    "tasks": (),
+    "worker": ("tasks", "registry", "observability", "rpc", "model", "prefix_store", "kv", "config", "types", "errors"),
 }
 """Which parts of `tandem` each part may import, besides itself."""
 
