@@ -33,7 +33,7 @@ from tests.e2e.live import (
     workers_of,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test waits for the oracle
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.e2e.conftest import MAX_TOKENS
 from tests.e2e.live import Answer, LiveCluster, generate, is_idle, live_cluster, run, status_of, stub_of, until
 from tests.e2e.test_one_pair import answers_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test waits for the oracle
 
 LEASE_S = 2.0
 
