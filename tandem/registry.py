@@ -4,7 +4,7 @@ Owns the key layout and the lease arithmetic; decides nothing about what to do w
 lives as long as its owner renews it, so a lost Redis loses nothing: owners write their records again.
 
 Keys (prefix `tandem:{cluster}:`): `epoch` (counter), `worker:{id}` (JSON, TTL), channel `workers` (a worker's id is
-published whenever its record appears, changes state or goes).
+published whenever its record appears, changes state or goes). Desired pool sizes are `tandem/pool_state.py`'s.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ class WorkerRecord:
     block_size: int
     transport: str
     pid: int
+    metrics_url: str = ""
+    generation: int = 0
+    node: str = ""
     state: WorkerState = "ready"
     load: WorkerLoad = WorkerLoad()
 
