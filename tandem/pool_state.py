@@ -52,7 +52,7 @@ class PoolState:
         return DesiredState(
             prefill=await self._pool(Role.PREFILL),
             decode=await self._pool(Role.DECODE),
-            drain=frozenset(WorkerId(w) for w in await self._redis.smembers(self._prefix + "drain")),
+            drain=frozenset(WorkerId(str(w)) for w in await self._redis.smembers(self._prefix + "drain")),
         )
 
     async def _pool(self, role: Role) -> DesiredPool | None:
