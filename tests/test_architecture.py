@@ -32,7 +32,7 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "prefix_store": ("kv", "config", "types", "errors"),
     "rpc": ("kv", "config", "types", "errors"),
     "registry": ("config", "types", "errors"),
-    "observability": ("config", "types", "errors"),
+    "observability": ("rpc", "config", "types", "errors"),
     "worker": ("registry", "observability", "rpc", "model", "prefix_store", "kv", "config", "types", "errors"),
 }
 """Which parts of `tandem` each part may import, besides itself."""
