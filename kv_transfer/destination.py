@@ -44,6 +44,10 @@ class DestinationHandoff:
         self._in_flight: set[BlockRange] = set()
         self._digests: dict[tuple[int, int], int] = {}
         self._record: Record | None = None
+        self._num_events = 0
+        """Placements, landings and the record: how the handoff shows that it goes on."""
+        self._quiet = (0, now)
+        """The last count that `tick` saw, and when it saw it first."""
         self._receives_stopped = False
         self._writer_stopped = False
         self._fence_asked = False
@@ -65,7 +69,9 @@ class DestinationHandoff:
         return [SendTicket(epoch=self.epoch, lease_s=self.lease_s, first_block=self._first_block)]
 
     def renewed(self, now: float) -> list[Action]:
-        """The source gave a sign of life."""
+        """The source gave a sign of life. That does not make the end of an aborted handoff any later."""
+        if self.state is HandoffState.ABORTING:
+            return []
         self.lease_until_s = max(self.lease_until_s, now + self.lease_s)
         return []
 
@@ -84,12 +90,14 @@ class DestinationHandoff:
         if blocks.mask & taken:
             return False
         self._in_flight.add(blocks)
+        self._num_events += 1
         self.state = HandoffState.MOVING
         return True
 
     def landed(self, blocks: BlockRange, *, digest: int, error: str | None) -> list[Action]:
         """A placed message is whole, or (error) will never be written again."""
         self._in_flight.discard(blocks)
+        self._num_events += 1
         if self.state is not HandoffState.MOVING:
             return self._maybe_drained()
         if error is not None:
@@ -103,6 +111,7 @@ class DestinationHandoff:
         if self.state not in (HandoffState.RESERVED, HandoffState.MOVING) or self._record is not None:
             return []
         self._record = record
+        self._num_events += 1
         return self._maybe_delivered()
 
     def missing(self) -> list[BlockRange]:
@@ -153,9 +162,21 @@ class DestinationHandoff:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed. A lease that ran out ends the handoff and fences the writer."""
-        if now < self.lease_until_s or self.ended:
+        if self.ended:
             return []
+        if now < self.lease_until_s:
+            return self._ask_for_lost(now)
         return self._give_up("the lease ran out", tell_peer=True) + self._ask_fence()
+
+    def _ask_for_lost(self, now: float) -> list[Action]:
+        """Everything was posted, but for half a lease nothing has come and something is missing: it may be lost."""
+        num_events, since_s = self._quiet
+        if self._num_events != num_events:
+            self._quiet = (self._num_events, now)
+        elif self._record is not None and self.state is not HandoffState.ABORTING and now >= since_s + self.lease_s / 2:
+            self._quiet = (num_events, now)
+            return [SendNack(blocks=blocks, reason="it did not arrive") for blocks in self.missing()]
+        return []
 
     def _give_up(self, reason: str, *, tell_peer: bool) -> list[Action]:
         if self.ended or self.state is HandoffState.ABORTING:

@@ -33,7 +33,7 @@ from kv_transfer.handoff import (
 )
 from kv_transfer.source import SourceHandoff
 from kv_transfer.transport import Link, LinkStats, MessageHeader, Transport
-from tandem.errors import BY_CODE, HandoffFailed, TandemError, TransportError
+from tandem.errors import BY_CODE, HandoffFailed, LinkClosed, TandemError, TransportError
 from tandem.kv.cache import KvCache
 from tandem.rpc.convert import finish_reason_to_proto
 from tandem.rpc.status import from_rpc_error
@@ -158,7 +158,7 @@ class OutgoingHandoff:
 
     def _post(self, blocks: BlockRange) -> None:
         with self._lock:
-            if not self._machine.posting():
+            if not self._machine.posting(blocks):
                 return
             link = self._link
         assert link is not None
@@ -189,6 +189,8 @@ class OutgoingHandoff:
                     SentMessage(blocks=blocks, num_bytes=num_bytes, posted_s=posted_s, done_s=done_s)
                 )
             self._perform(self._machine.sent(blocks, None if error is None else str(error)))
+        if isinstance(error, LinkClosed):
+            self._loop.call_soon_threadsafe(self._links.drop, self._peer, self._link)
 
     def computed(self, *, first_token_id: int, finish_reason: FinishReason | None, num_cached_tokens: int) -> None:
         """The prompt is prefilled, everything has been posted: send the record."""
@@ -233,8 +235,9 @@ class OutgoingHandoff:
             async for message in call:
                 await self._on_message(message)
         except aio.AioRpcError as exc:
-            self._failure = from_rpc_error(exc)
-            reason = f"lost the decode worker: {self._failure.message}"
+            error = from_rpc_error(exc)
+            reason = f"lost the decode worker: {error.message}"
+            self._failure = error if isinstance(error, HandoffFailed) else HandoffFailed(reason)
         with self._lock:
             self._perform(self._machine.peer_lost(reason, time.monotonic()))
 

@@ -34,7 +34,10 @@ class SourceHandoff:
         self._heard_s = now
         self._max_resends = max_resends
         self._resends: dict[BlockRange, int] = {}
-        self._num_in_flight = 0
+        self._sent: set[BlockRange] = set()
+        """Ranges whose last send is over as far as the transport knows."""
+        self._in_flight: dict[BlockRange, str] = {}
+        """Ranges being sent; with the reason of a NACK that was quicker than the transport's own word."""
         self._delivered = False
         self._fence_at_s: float | None = None
         self._fence_asked = False
@@ -65,26 +68,39 @@ class SourceHandoff:
         self._heard_s = now
         return []
 
-    def posting(self) -> bool:
+    def posting(self, blocks: BlockRange) -> bool:
         """A message is about to be posted; False when it must not be. Pair each True with one `sent`."""
-        if not self.may_send:
+        if not self.may_send or blocks in self._in_flight:
             return False
         self.state = HandoffState.MOVING
-        self._num_in_flight += 1
+        self._in_flight[blocks] = ""
         return True
 
     def sent(self, blocks: BlockRange, error: str | None) -> list[Action]:
         """A posted message's memory is free again; with an error, it did not arrive."""
-        self._num_in_flight -= 1
-        assert self._num_in_flight >= 0
+        refused = self._in_flight.pop(blocks)
         if error is not None and self.may_send:
             return self._resend(blocks, error)
+        self._sent.add(blocks)
+        if refused and self.may_send and self._resends.get(blocks, 0) < self._max_resends:
+            return self._resend(blocks, refused)
         return self._maybe_over()
 
     def nack(self, blocks: BlockRange, reason: str, now: float) -> list[Action]:
-        """The destination did not get a range whole."""
+        """The destination did not get a range whole.
+
+        What is still under way in it is sent again when that send is over, for a NACK may be quicker than the
+        transport; it does not fail the handoff then, for the NACK may also have come too early.
+        """
         self._heard_s = now
-        return self._resend(blocks, reason) if self.may_send else []
+        for sent in self._in_flight:
+            if sent.layer == blocks.layer and sent.mask & blocks.mask:
+                self._in_flight[sent] = reason
+        actions: list[Action] = []
+        for sent in sorted(self._sent, key=lambda b: b.first_block):
+            if self.may_send and sent.layer == blocks.layer and sent.mask & blocks.mask:
+                actions += self._resend(sent, reason)
+        return actions
 
     def computed(self, record: Record) -> list[Action]:
         """The prompt is prefilled and all its blocks have been posted."""
@@ -121,7 +137,7 @@ class SourceHandoff:
         return self._maybe_over()
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed. A destination that is silent for a lease is given up, and fenced if sends are stuck."""
+        """Time has passed. A destination that is silent for a lease is given up; stuck sends are fenced a lease on."""
         if self.ended:
             return []
         actions: list[Action] = []
@@ -129,7 +145,9 @@ class SourceHandoff:
             actions += self._give_up("the decode worker is silent", tell_peer=True)
             if self._fence_at_s is None:
                 self._fence_at_s = now
-        stuck = self._num_in_flight > 0 and self._fence_at_s is not None and now >= self._fence_at_s
+        if self.state is HandoffState.ABORTING and self._fence_at_s is None:
+            self._fence_at_s = now + self.lease_s
+        stuck = bool(self._in_flight) and self._fence_at_s is not None and now >= self._fence_at_s
         if stuck and not self._fence_asked:
             self._fence_asked = True
             actions.append(Fence())
@@ -137,6 +155,7 @@ class SourceHandoff:
 
     def _resend(self, blocks: BlockRange, reason: str) -> list[Action]:
         self._resends[blocks] = self._resends.get(blocks, 0) + 1
+        self._sent.discard(blocks)
         if self._resends[blocks] > self._max_resends:
             return self._give_up(f"layer {blocks.layer} could not be sent: {reason}", tell_peer=True)
         return [Resend(blocks=blocks)]
@@ -153,7 +172,7 @@ class SourceHandoff:
         return actions + self._maybe_over()
 
     def _maybe_over(self) -> list[Action]:
-        if self._num_in_flight or self.ended:
+        if self._in_flight or self.ended:
             return []
         if self._delivered:
             self.state = HandoffState.DELIVERED
@@ -166,6 +185,6 @@ class SourceHandoff:
 
     def check_invariants(self) -> None:
         """Asserts what must hold after each event."""
-        assert self._num_in_flight >= 0
+        assert not self._sent & set(self._in_flight)
         if self.ended:
-            assert self._num_in_flight == 0
+            assert not self._in_flight

@@ -1,35 +1,41 @@
 """Carries requests to workers: opens both legs, feeds the lifecycle, and closes what it must.
 
-Owns tasks and calls; where a request goes is `policy.py`'s, what events mean is `lifecycle.py`'s.
+Owns tasks and calls; where a request goes is `policy.py`'s, what events mean is `lifecycle.py`'s, whether a failed
+attempt is followed by another is `retry.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 import grpc
 
 from router.dispatch import Dispatch, DispatchResult, ServedModel
 from router.lifecycle import Action, Emit, Fail, Leg, OpenPrefill, RequestLifecycle
 from router.policy import Route, num_decode_blocks, route
+from router.retry import RetryState
 from router.tracker import WorkerTracker
-from router.view import WorkerView
+from router.view import ClusterView, WorkerView
 from tandem.errors import TandemError, WorkerUnavailable
 from tandem.registry import Registry
 from tandem.rpc.convert import decode_request_to_proto, finish_reason_from_proto, prefill_request_to_proto
-from tandem.rpc.status import from_rpc_error
+from tandem.rpc.status import from_rpc_error, is_typed
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
-from tandem.types import HandoffId, Request, TokenStep
+from tandem.types import HandoffId, Request, RequestId, TokenStep
+
+logger = logging.getLogger(__name__)
 
 TIMINGS_TIMEOUT_S = 2.0
 """How long a request that is complete waits for its legs to say how long they took."""
 
 
 class LegDispatch:
-    """One running request on its route. Made by `WorkerDispatcher.dispatch`; event loop only."""
+    """One attempt at a request, on one route: both legs until they end. Event loop only."""
 
     def __init__(self, request: Request, to: Route, tracker: WorkerTracker) -> None:
         self._request = request
@@ -37,12 +43,15 @@ class LegDispatch:
         self._tracker = tracker
         self._handoff_id = HandoffId(uuid.uuid4().hex)
         self._lifecycle = RequestLifecycle(has_decode=to.decode is not None)
-        self._steps: asyncio.Queue[TokenStep | TandemError] = asyncio.Queue()
+        self._steps: asyncio.Queue[TokenStep | Fail] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._prefill_timings: common_pb2.PrefillTimings | None = None
         self._decode_timings: common_pb2.DecodeTimings | None = None
         self._discharge: dict[Leg, Callable[[], None]] = {}
+        self.route = to
         self.on_over: Callable[[], None] = lambda: None
+        self.failed_leg: Leg | None = None
+        """Set before the iterator raises."""
 
     def start(self) -> None:
         """Charges both workers, so that the next request sees it, and opens the first leg."""
@@ -55,8 +64,9 @@ class LegDispatch:
         """Steps in order; raises TandemError."""
         while True:
             step = await self._steps.get()
-            if isinstance(step, TandemError):
-                raise step
+            if isinstance(step, Fail):
+                self.failed_leg = step.leg
+                raise step.error
             yield step
             if step.finish_reason is not None:
                 return
@@ -107,7 +117,7 @@ class LegDispatch:
             await body
         except grpc.aio.AioRpcError as exc:
             error = from_rpc_error(exc)
-            if exc.code() is grpc.StatusCode.UNAVAILABLE and isinstance(error, WorkerUnavailable):
+            if exc.code() is grpc.StatusCode.UNAVAILABLE and not is_typed(exc):
                 self._tracker.suspect(worker.worker_id, worker.epoch)
                 error = WorkerUnavailable(f"lost {leg} worker {worker.worker_id}: {error.message}", retry_after_s=1.0)
             self._perform(self._lifecycle.leg_failed(leg, error))
@@ -161,11 +171,67 @@ class LegDispatch:
                     self._steps.put_nowait(step)
                 case OpenPrefill():
                     self._spawn("prefill", self._run_prefill(self._route.prefill), self._route.prefill)
-                case Fail(error=error):
-                    self._steps.put_nowait(error)
+                case Fail():
+                    self._steps.put_nowait(action)
                     for task in self._tasks:
                         if task is not asyncio.current_task():
                             task.cancel()
+
+
+class RetryingDispatch:
+    """A `Dispatch`: attempts on one route after another until one gives output. Made by `WorkerDispatcher.dispatch`."""
+
+    def __init__(self, request: Request, *, tracker: WorkerTracker, running: set[LegDispatch]) -> None:
+        self._request = request
+        self._tracker = tracker
+        self._running = running
+        self._retries = RetryState()
+        self._attempt = self._start(request, tracker.view())
+        self._ended = False
+
+    async def __aiter__(self) -> AsyncIterator[TokenStep]:
+        """Steps in order; raises TandemError."""
+        has_output = False
+        while True:
+            try:
+                async for step in self._attempt:
+                    has_output = True
+                    yield step
+                return
+            except TandemError as error:
+                await self._attempt.abort()
+                if self._ended or not self._retries.may_retry(error, has_output=has_output):
+                    raise
+                self._retries.note_failure(error, leg=self._attempt.failed_leg, on=self._attempt.route)
+                self._attempt = self._next_attempt(error)
+
+    def _next_attempt(self, error: TandemError) -> LegDispatch:
+        """Another route, or `error` when there is none. Workers know each attempt by an id of its own."""
+        retries = self._retries
+        view = self._tracker.view().without(frozenset(retries.bad_workers), frozenset(retries.bad_pairs))
+        if not view.pairs():
+            raise error
+        request_id = RequestId(f"{self._request.request_id}#{retries.num_attempts}")
+        request = replace(self._request, request_id=request_id)
+        logger.info("request %s is tried again after: %s", self._request.request_id, error.message)
+        return self._start(request, view)
+
+    def _start(self, request: Request, view: ClusterView) -> LegDispatch:
+        attempt = LegDispatch(request, route(view, request, time.monotonic()), self._tracker)
+        self._running.add(attempt)
+        attempt.on_over = lambda: self._running.discard(attempt)
+        attempt.start()
+        return attempt
+
+    async def finish(self) -> DispatchResult:
+        """Waits briefly for the timings of a complete request, stops a request that is not, and reports."""
+        self._ended = True
+        return await self._attempt.finish()
+
+    async def abort(self) -> None:
+        """Stops whatever runs. Idempotent."""
+        self._ended = True
+        await self._attempt.abort()
 
 
 class WorkerDispatcher:
@@ -181,17 +247,12 @@ class WorkerDispatcher:
 
     async def close(self) -> None:
         """Stops all requests and closes all channels."""
-        await asyncio.gather(*(dispatch.abort() for dispatch in list(self._running)))
+        await asyncio.gather(*(attempt.abort() for attempt in list(self._running)))
         await self.tracker.close()
 
     def dispatch(self, request: Request) -> Dispatch:
         """Routes and starts a request. Raises WorkerUnavailable when nobody can take it."""
-        chosen = route(self.tracker.view(), request, time.monotonic())
-        dispatch = LegDispatch(request, chosen, self.tracker)
-        self._running.add(dispatch)
-        dispatch.on_over = lambda: self._running.discard(dispatch)
-        dispatch.start()
-        return dispatch
+        return RetryingDispatch(request, tracker=self.tracker, running=self._running)
 
     def model(self) -> ServedModel | None:
         """The model of the ready pairs; None without one."""

@@ -29,9 +29,10 @@ class Emit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fail:
-    """The request ends with an error; both legs must be closed."""
+    """The request ends with an error, which came from `leg` (None: from neither); both legs must be closed."""
 
     error: TandemError
+    leg: Leg | None = None
 
 
 Action = OpenPrefill | Emit | Fail
@@ -87,7 +88,7 @@ class RequestLifecycle:
     def leg_failed(self, leg: Leg, error: TandemError) -> list[Action]:
         """A leg ended with an error. Once the output is complete this is no failure of the request."""
         self._open.discard(leg)
-        return [] if self.is_over else self._fail(error)
+        return [] if self.is_over else self._fail(error, leg)
 
     def _open_prefill(self) -> list[Action]:
         if self.is_over or self._prefill_opened:
@@ -95,9 +96,9 @@ class RequestLifecycle:
         self._prefill_opened = True
         return [OpenPrefill()]
 
-    def _fail(self, error: TandemError) -> list[Action]:
+    def _fail(self, error: TandemError, leg: Leg | None = None) -> list[Action]:
         self.failed = True
-        return [Fail(error=error)]
+        return [Fail(error=error, leg=leg)]
 
     def check_invariants(self) -> None:
         """Asserts what must hold after each event."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.types import Epoch, Role, WorkerId
 
@@ -37,6 +37,15 @@ class ClusterView:
     """All workers that may be given requests."""
 
     workers: tuple[WorkerView, ...]
+    bad_workers: frozenset[WorkerId] = frozenset()
+    bad_pairs: frozenset[tuple[WorkerId, WorkerId]] = frozenset()
+    """What the request at hand has already failed on."""
+
+    def without(
+        self, workers: frozenset[WorkerId], pairs: frozenset[tuple[WorkerId, WorkerId]]
+    ) -> ClusterView:
+        """The same cluster for a request that has already failed on these."""
+        return replace(self, bad_workers=workers, bad_pairs=pairs)
 
     def pairs(self) -> list[tuple[WorkerView, WorkerView]]:
         """(prefill, decode) pairs that may exchange KV: same model, same layout, same transport."""
@@ -48,4 +57,6 @@ class ClusterView:
             if decode.role is Role.DECODE
             and decode.fingerprint == prefill.fingerprint
             and decode.transport == prefill.transport
+            and not {prefill.worker_id, decode.worker_id} & self.bad_workers
+            and (prefill.worker_id, decode.worker_id) not in self.bad_pairs
         ]

@@ -49,7 +49,7 @@ from tests.stepped_executor import SteppedExecutor
 
 BLOCK_SIZE = 8
 CHUNK_TOKENS = 32
-SETTLE_S = 20.0
+SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,9 +223,7 @@ def _executor(
     return SteppedExecutor(executor), worker_facts(role, config, executor, transport=transport.name)
 
 
-def load(
-    model: Path, num_blocks: int, dtype: Dtype, allocate: Callable[[int], torch.Tensor]
-) -> TorchExecutor:
+def load(model: Path, num_blocks: int, dtype: Dtype, allocate: Callable[[int], torch.Tensor]) -> TorchExecutor:
     """The small model with a cache of its own."""
     return load_executor(
         str(model), dtype=dtype, block_size=BLOCK_SIZE, num_blocks=num_blocks, allocate=allocate, num_threads=1

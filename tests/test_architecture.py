@@ -57,6 +57,7 @@ PURE = (
     "router/policy.py",
     "router/charges.py",
     "router/lifecycle.py",
+    "router/retry.py",
     "router/admission.py",
     "router/stop_strings.py",
     "cluster/placement.py",

@@ -92,6 +92,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> TandemError:
     return cls(message, param=metadata.get(PARAM_KEY), retry_after_s=retry_after_s)
 
 
+def is_typed(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the peer raised this error itself; otherwise it is the connection's."""
+    return CODE_KEY in _text_metadata(error.trailing_metadata() or ())
+
+
 def _text_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     return {key: value for key, value in metadata if isinstance(value, str)}
 

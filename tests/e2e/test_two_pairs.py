@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import grpc
 import pytest
@@ -56,17 +57,28 @@ async def killed(cluster: LiveCluster, role: str, prompts: dict[str, list[int]])
     """Eight requests over all workers; kill -9 to one worker of `role` in mid-request. How each ended, and when."""
     victim = f"{role}-0"
     prompt = prompts["length_1025"] if role == "prefill" else prompts["chat_list"]
-    pid = (await until(cluster, lambda s: len(s.workers) == 4)).workers
-    pids = {worker.worker_id: worker.pid for worker in pid}
+    status = await until(cluster, lambda s: len(s.workers) == 4)
+    pids = {worker.worker_id: worker.pid for worker in status.workers}
+    decoding = asyncio.Event()
+    late: set[int] = set(range(8))
+
+    def on_token(request: int, num_tokens: int) -> None:
+        if num_tokens >= 2:
+            late.discard(request)
+        if not late:
+            decoding.set()
+
     async with stub_of(cluster) as stub:
         tasks = [
-            asyncio.create_task(generate(stub, prompt, max_tokens=MAX_TOKENS * 4, ignore_eos=True)) for _ in range(8)
+            asyncio.create_task(
+                generate(stub, prompt, on_token=partial(on_token, i), max_tokens=MAX_TOKENS * 4, ignore_eos=True)
+            )
+            for i in range(8)
         ]
-        await until(
-            cluster,
-            lambda s: all(w.num_running > 0 or w.num_waiting > 0 for w in s.workers if w.role == role),
-            pause_s=0.005,
-        )
+        if role == "decode":
+            await decoding.wait()
+        else:
+            await until(cluster, lambda s: all(w.num_running > 0 for w in s.workers if w.role == role), pause_s=0.005)
         os.kill(pids[victim], signal.SIGKILL)
         killed_s = time.monotonic()
         first_failure_s = float("inf")
@@ -79,16 +91,17 @@ async def killed(cluster: LiveCluster, role: str, prompts: dict[str, list[int]])
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a_killed_worker_fails_its_own_requests_only_and_comes_back(
+def test_a_killed_worker_disturbs_its_own_requests_only_and_comes_back(
     cluster: LiveCluster, role: str, prompts: dict[str, list[int]]
 ) -> None:
+    """A prompt is prefilled again elsewhere; an output that has begun ends as UNAVAILABLE."""
     outcomes, first_failure_s = run(killed(cluster, role, prompts))
     failures = [outcome for outcome in outcomes if isinstance(outcome, grpc.aio.AioRpcError)]
     answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
-    assert failures
+    assert bool(failures) == (role == "decode")
     assert answers
-    assert first_failure_s < 5.0
-    assert {status_of(failure)[0] for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
+    assert not failures or first_failure_s < 5.0
+    assert {status_of(failure)[0] for failure in failures} <= {grpc.StatusCode.UNAVAILABLE}
     assert len({tuple(answer.tokens) for answer in answers}) == 1
     assert len(answers[0].tokens) == MAX_TOKENS * 4
 

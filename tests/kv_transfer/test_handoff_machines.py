@@ -130,7 +130,7 @@ class HandoffWorld(RuleBasedStateMachine):
                     raise AssertionError(action)
 
     def post(self, blocks: BlockRange) -> None:
-        if self.source.posting():
+        if self.source.posting(blocks):
             self.flights.append(Flight(blocks=blocks, epoch=self.source.epoch))
 
     # --- what may happen
