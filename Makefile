@@ -12,7 +12,7 @@ help:
 	@echo "make demo      start a cluster, send five prompts, show where their time went, stop"
 	@echo "make up        start a cluster and keep serving (ARGS='--prefill 2' for options)"
 	@echo "make test      run the tests (ARGS='-k name' for options)"
-	@echo "make check     lint, types, architecture, freshness of generated code"
+	@echo "make check     lint, types, architecture, freshness of generated code and of docs/metrics.md"
 	@echo "make bench     measure this machine"
 	@echo "make proto     generate the gRPC stubs from proto/"
 	@echo "make clean     remove $(VENV) and caches"
@@ -41,6 +41,7 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 	$(BIN)/python -m tandem.rpc.generate --check
+	$(BIN)/python -m tandem.observability.document --check
 
 bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
