@@ -212,7 +212,7 @@ class Frontend:
         self._release(stream.request.request_id)
         clock, metrics = stream.clock, self.metrics
         outcome = stream.outcome or RequestCancelled.code
-        metrics.requests.labels(code=outcome).inc()
+        metrics.ended(outcome, stream.timings)
         metrics.prompt_tokens.inc(len(stream.request.prompt_token_ids))
         metrics.cached_tokens.inc(stream.usage.cached_tokens if stream.usage is not None else 0)
         metrics.completion_tokens.inc(clock.num_tokens)
