@@ -1,4 +1,4 @@
-"""Brings a cluster up and takes it down: Redis, Ray with both pools, and the router, side by side.
+"""Brings a cluster up and takes it down: Redis, a Ray node, the controller, which starts the workers, and the router.
 
 Owns the order and the clean-up, whatever fails half way: nothing that was started here is left. Takes down in reverse
 order: the router drains first, so that no request loses its workers.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -18,14 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from cluster.controller_process import ControllerProcess
 from cluster.embedded_redis import EmbeddedRedis, check_redis
 from cluster.events import Phase, Progress, SilentProgress, WorkerInfo
-from cluster.placement import WorkerPlacement, plan_placement
-from cluster.pools import WORKER_CLASSES, RayPools
+from cluster.placement import RESOURCE
+from cluster.pools import WORKER_CLASSES
 from cluster.processes import kill_children, make_temp_dir
 from cluster.ray_local import LocalRay
 from cluster.router_process import ROUTER_COMMAND, RouterEndpoints, RouterProcess
-from tandem.config import ClusterConfig, to_mapping
+from tandem.config import ClusterConfig
 from tandem.errors import ClusterError
 from tandem.types import Role
 
@@ -34,6 +34,10 @@ B = TypeVar("B")
 
 WORKER_HOST = "127.0.0.1"
 """Ray runs on this machine only, so workers meet on the loopback address."""
+SLOTS = 1024.0
+"""Workers of each pool that the one node has room for: the pools may grow far beyond their first sizes."""
+_END_MARGIN_S = 25.0
+"""Time, beyond the drain, in which workers must have ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,13 +66,6 @@ class Parts:
 
 
 REAL_PARTS = Parts(worker_classes=WORKER_CLASSES, router_command=ROUTER_COMMAND)
-
-
-def usable_cores() -> list[int]:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
@@ -102,7 +99,7 @@ class ClusterLauncher:
         self._redis: EmbeddedRedis | None = None
         self._router: RouterProcess | None = None
         self._ray = LocalRay(verbose=verbose)
-        self._pools: RayPools | None = None
+        self._controller: ControllerProcess | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._phases: list[Phase] = []
         self._began = 0.0
@@ -165,41 +162,29 @@ class ClusterLauncher:
         return endpoints
 
     async def _start_pools(self, redis_url: str) -> list[WorkerInfo]:
-        placements = plan_placement(
-            usable_cores(),
-            num_prefill=self._config.prefill.num_workers,
-            num_decode=self._config.decode.num_workers,
-            pin=self._config.pin_cores,
-        )
-        self._pools = RayPools(
-            self._ray,
-            placements,
-            settings_of=lambda place: self._settings(place, redis_url),
-            classes=self._parts.worker_classes,
-        )
+        assert self._run_dir is not None
         async with self._phase("Ray"):
-            await self._pools.start_ray()
-        async with self._phase("workers: processes, model, registration"):
-            await self._pools.create()
-            return await self._pools.wait_ready(self._worker_ready)
-
-    def _settings(self, place: WorkerPlacement, redis_url: str) -> dict[str, Any]:
-        return {
-            "config": to_mapping(self._config),
-            "worker_id": str(place.worker_id),
-            "redis_url": redis_url,
-            "host": WORKER_HOST,
-            "cores": list(place.cores),
-        }
+            await self._ray.start({"CPU": 1.0, **dict.fromkeys(RESOURCE.values(), SLOTS)})
+        self._controller = ControllerProcess(
+            self._config,
+            redis_url=redis_url,
+            ray_address=self._ray.address,
+            worker_host=WORKER_HOST,
+            classes=self._parts.worker_classes,
+            log=None if self._verbose else self._run_dir / "controller.log",
+        )
+        async with self._phase("controller and workers: processes, model, registration"):
+            await self._controller.start()
+            return await self._controller.workers_ready(self._worker_ready)
 
     def _worker_ready(self, info: WorkerInfo) -> None:
         self._progress.note(f"worker {info.worker_id} is ready at {info.address}")
 
     def _watch(self) -> None:
-        assert self._pools is not None
+        assert self._controller is not None
         assert self._router is not None
         note = self._progress.note
-        watching = [self._pools.watch(note), self._router.supervise(note)]
+        watching = [self._controller.watch(note), self._router.supervise(note)]
         if self._redis is not None:
             watching.append(self._redis.supervise(note))
         self._watchers = [asyncio.create_task(watcher) for watcher in watching]
@@ -241,10 +226,16 @@ class ClusterLauncher:
                 self._progress.note(f"a watcher of the cluster had ended early: {result!r}")
 
     async def _stop_pools(self, drain_s: float) -> list[str]:
-        pools, self._pools = self._pools, None
-        if pools is not None and drain_s > 0:
-            await pools.drain(drain_s)
-        return await (self._ray if pools is None else pools).stop()
+        controller, self._controller = self._controller, None
+        killed = []
+        try:
+            if controller is not None:
+                ended = await controller.end_workers(timeout_s=drain_s + _END_MARGIN_S, drain=drain_s > 0)
+                if not await controller.stop(timeout_s=5.0) or not ended:
+                    killed.append("controller")
+        finally:
+            killed += await self._ray.stop()
+        return killed
 
     def _stop_rest(self) -> None:
         if self._redis is not None:

@@ -51,7 +51,7 @@ def _session_dir() -> Path:
     return make_temp_dir("ray", parent=Path("/tmp"))
 
 
-def _take_signals_back() -> None:
+def take_signals_back() -> None:
     """Ray's core sets handlers that print a stack trace at SIGTERM; this puts Python's own in front again."""
     if threading.current_thread() is not threading.main_thread():
         return
@@ -60,7 +60,7 @@ def _take_signals_back() -> None:
         signal.siginterrupt(number, False)
 
 
-def _log_instead_of_print() -> None:
+def log_instead_of_print() -> None:
     """Ray prints its nodes' error events to stdout, whatever it was told; stdout is for answers, so they are logged.
 
     Ray has no setting for this. Where a later Ray has no such function, this changes nothing.
@@ -81,6 +81,8 @@ class LocalRay:
         self._verbose = verbose
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
         self._temp_dir: Path | None = None
+        self.address = ""
+        """host:port at which others can connect, while it runs."""
 
     @property
     def temp_dir(self) -> Path | None:
@@ -96,7 +98,7 @@ class LocalRay:
         try:
             await self.call(lambda: self._start(resources))
         finally:
-            _take_signals_back()
+            take_signals_back()
 
     def _start(self, resources: Mapping[str, float]) -> None:
         for name, value in _environment().items():
@@ -107,7 +109,7 @@ class LocalRay:
             raise ClusterError("this process is connected to another Ray already; disconnect it first")
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.ERROR)
-            _log_instead_of_print()
+            log_instead_of_print()
         self._temp_dir = _session_dir()
         try:
             ray.init(
@@ -122,6 +124,7 @@ class LocalRay:
             )
         except (RuntimeError, OSError, ValueError, ConnectionError, TimeoutError, ray.exceptions.RayError) as exc:
             raise ClusterError(f"Ray could not be started: {exc}") from exc
+        self.address = ray.get_runtime_context().gcs_address
 
     async def stop(self, *, timeout_s: float = 10.0) -> list[str]:
         """Ends Ray, its thread and its directory. Returns the processes that had to be killed. Idempotent."""

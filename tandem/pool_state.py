@@ -88,6 +88,12 @@ class PoolState:
         """The controller has taken it out."""
         await self._redis.srem(self._prefix + "drain", worker_id)
 
+    async def clear(self) -> None:
+        """Forgets sizes, generations and drains: the cluster was ended on purpose."""
+        pools = [f"{self._prefix}pool:{role}" for role in Role]
+        await self._redis.delete(*pools, self._prefix + "drain")
+        await self._publish()
+
     async def hold_lease(self, holder: str, *, ttl_s: float) -> bool:
         """Takes or renews the controller's lease; False while another holder has it."""
         key = self._prefix + "controller"

@@ -32,6 +32,7 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "prefix_store": ("kv", "config", "types", "errors"),
     "rpc": ("kv", "config", "types", "errors"),
     "registry": ("config", "types", "errors"),
+    "pool_state": ("config", "types", "errors"),
     "observability": ("rpc", "config", "types", "errors"),
     "worker": ("registry", "observability", "rpc", "model", "prefix_store", "kv", "config", "types", "errors"),
 }
@@ -62,6 +63,7 @@ PURE = (
     "router/stop_strings.py",
     "cluster/placement.py",
     "cluster/scaling.py",
+    "cluster/pool_memory.py",
     "cluster/events.py",
 )
 """Modules that decide: standard library only, without clock, threads, environment or global randomness.
