@@ -138,7 +138,8 @@ class DecodeWorker:
         for leg in list(self._legs.values()):
             self.fail(leg, WorkerUnavailable(f"{self.worker_id} is stopping"))
         try:
-            await asyncio.wait_for(self._idle.wait(), self._lease_s)
+            async with asyncio.timeout(self._lease_s):
+                await self._idle.wait()
         except TimeoutError:
             pass  # a peer that stands still: closing the transport below fences it
         await asyncio.to_thread(self._engine.stop)

@@ -32,7 +32,7 @@ from kv_transfer.handoff import (
     StopReceiving,
 )
 from kv_transfer.transport import MessageHeader, Transport
-from tandem.errors import HandoffFailed, TandemError, TransportError
+from tandem.errors import BY_CODE, HandoffFailed, TandemError, TransportError
 from tandem.kv.cache import KvCache
 from tandem.rpc.convert import finish_reason_from_proto
 from tandem.rpc.tandem.v1 import worker_pb2
@@ -135,7 +135,9 @@ class IncomingHandoff:
             elif kind == "record":
                 self._perform(self._machine.record(_record_from_proto(message.record)))
             elif kind == "abort":
-                self._perform(self._machine.peer_aborted(message.abort.reason or "the prefill worker gave up"))
+                reason = message.abort.reason or "the prefill worker gave up"
+                self._failure = self._failure or BY_CODE.get(message.abort.code, HandoffFailed)(reason)
+                self._perform(self._machine.peer_aborted(reason))
             elif kind == "drained":
                 self._perform(self._machine.peer_drained())
             else:
@@ -288,7 +290,10 @@ class HandoffReceiver:
 
     async def _read(self, handoff: IncomingHandoff, messages: AsyncIterator[worker_pb2.SourceMessage]) -> None:
         async for message in messages:
-            handoff.on_message(message)
+            try:
+                handoff.on_message(message)
+            except TandemError as error:
+                handoff.abort(error)
         handoff.peer_lost("the prefill worker closed the handoff")
 
     async def _tick(self, handoff: IncomingHandoff) -> None:

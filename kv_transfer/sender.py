@@ -207,10 +207,11 @@ class OutgoingHandoff:
 
     # --- any thread
 
-    def abort(self, reason: str) -> None:
+    def abort(self, error: TandemError) -> None:
         """Ends the handoff; `ended` follows when no send is under way."""
         with self._lock:
-            self._perform(self._machine.abort(reason))
+            self._failure = self._failure or error
+            self._perform(self._machine.abort(error.message))
 
     # --- event loop
 
@@ -266,8 +267,7 @@ class OutgoingHandoff:
         try:
             self._link = await self._links.get(self._peer, epoch, ticket.transport_address)
         except TransportError as exc:
-            self._failure = exc
-            self.abort(f"no link to the decode worker: {exc.message}")
+            self.abort(type(exc)(f"no link to the decode worker: {exc.message}"))
             return
         with self._lock:
             was_offered = not self._machine.may_send and not self._machine.ended
@@ -293,7 +293,8 @@ class OutgoingHandoff:
         while not self._over.is_set():
             beat_s = self._machine.lease_s / 4
             try:
-                await asyncio.wait_for(self._over.wait(), min(beat_s, 0.25))
+                async with asyncio.timeout(min(beat_s, 0.25)):
+                    await self._over.wait()
             except TimeoutError:
                 pass
             now = time.monotonic()
@@ -320,7 +321,9 @@ class OutgoingHandoff:
             case SendRecord(record=record):
                 self._put(worker_pb2.SourceMessage(record=_record_to_proto(record, epoch)))
             case SendAbort(reason=reason):
-                self._put(worker_pb2.SourceMessage(abort=worker_pb2.HandoffAbort(epoch=epoch, reason=reason)))
+                code = self._failure.code if self._failure else HandoffFailed.code
+                abort = worker_pb2.HandoffAbort(epoch=epoch, reason=reason, code=code)
+                self._put(worker_pb2.SourceMessage(abort=abort))
             case SendDrained():
                 self._put(worker_pb2.SourceMessage(drained=worker_pb2.HandoffDrained(epoch=epoch)))
             case Resend(blocks=blocks):

@@ -231,7 +231,7 @@ class PrefillWorker:
         if job.handoff is None:
             self._end(job)
         else:
-            job.handoff.abort(error.message)
+            job.handoff.abort(error)
 
     def _end(self, job: Job) -> None:
         """The job's blocks are ours again and nothing of it is left."""

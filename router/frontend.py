@@ -160,7 +160,8 @@ class Frontend:
         """Refuses new requests, waits `grace_s` seconds for the running ones, then ends them. Idempotent."""
         self._draining = True
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout=grace_s)
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
         except TimeoutError:
             for slot in list(self._slots.values()):
                 slot.end(WorkerUnavailable("the router is shutting down"))

@@ -101,7 +101,8 @@ class WorkerTracker:
                 logger.warning("Redis is away, keeping the last view of %d workers: %s", len(self._records), exc)
             await self._probe_suspects()
             try:
-                await asyncio.wait_for(self._changed.wait(), POLL_S)
+                async with asyncio.timeout(POLL_S):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
             self._changed.clear()

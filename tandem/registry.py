@@ -20,6 +20,15 @@ from tandem.types import Epoch, Role, WorkerId
 
 WorkerState = Literal["ready", "draining"]
 
+_NEXT_EPOCH = """
+local time = redis.call('TIME')
+local last = tonumber(redis.call('GET', KEYS[1]) or '0')
+local next = math.max(last + 1, time[1] * 1000 + math.floor(time[2] / 1000))
+redis.call('SET', KEYS[1], string.format('%.0f', next))
+return next
+"""
+"""The server's clock in milliseconds, or one more than the last epoch if that is later."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerLoad:
@@ -73,8 +82,8 @@ class Registry:
         self._ttl_ms = int(ttl_s * 1000)
 
     async def next_epoch(self) -> Epoch:
-        """A number larger than any given before in this cluster."""
-        return Epoch(int(await self._redis.incr(self._prefix + "epoch")))
+        """A number larger than any given before in this cluster, also by a Redis that has lost its memory since."""
+        return Epoch(int(await self._redis.eval(_NEXT_EPOCH, 1, self._prefix + "epoch")))
 
     async def put(self, record: WorkerRecord) -> None:
         """Writes or renews a record for ttl_s, and tells watchers when it is new or changed state."""

@@ -73,6 +73,7 @@ class PairOptions:
 class Pair:
     """A running pair."""
 
+    model: Path
     options: PairOptions
     prefill: PrefillWorker
     decode: DecodeWorker
@@ -147,6 +148,7 @@ async def running_pair(model: Path, options: PairOptions | None = None) -> Async
     servers = [await start_server("127.0.0.1", 0, s.register, s.service_names()) for s in services]
     registry = Registry("redis://127.0.0.1:1/0", cluster="nobody", ttl_s=1.0)
     pair = Pair(
+        model=model,
         options=options,
         prefill=prefill,
         decode=decode,

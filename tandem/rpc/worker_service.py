@@ -51,7 +51,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         async with typed_errors(context):
             self._worker.start_draining()
             try:
-                await asyncio.wait_for(self._worker.wait_idle(), request.timeout_s)
+                async with asyncio.timeout(request.timeout_s):
+                    await self._worker.wait_idle()
             except TimeoutError as exc:
                 raise DeadlineExceeded(f"still busy after {request.timeout_s:g} s of draining") from exc
         return worker_pb2.DrainResponse()

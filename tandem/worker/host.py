@@ -221,7 +221,8 @@ class WorkerHost:
         self._record = replace(self._record, state="draining")
         await self._renew()
         try:
-            await asyncio.wait_for(self._worker.wait_idle(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._worker.wait_idle()
         except TimeoutError:
             return False
         return True

@@ -1,0 +1,286 @@
+"""Peers that fall silent or die: each side frees its blocks by its own clock, and what comes later is not written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from kv_transfer.digest import digest
+from kv_transfer.transport import Link, MessageHeader, Transport
+from kv_transfer.transports import make_transport
+from tandem.config import TransportName
+from tandem.errors import HandoffFailed, TandemError
+from tandem.rpc.server import start_server
+from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
+from tandem.types import Epoch, WorkerId
+from tests.fakes import Fault
+from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, running_pair, until
+
+TRANSPORTS: list[TransportName] = ["shm", "ucx"]
+PROMPT = make_prompt(20)
+
+
+class SilentSource:
+    """A prefill worker that takes its ticket, and then says only what the test makes it say."""
+
+    def __init__(self, legs: Legs) -> None:
+        self._legs = legs
+        self._transport = make_transport(legs.pair.options.transport, worker_id=WorkerId("silent"))
+        self._link: Link | None = None
+        self.call: Any = None
+        self.ticket = worker_pb2.Ticket()
+        num_bytes = legs.pair.decode.executor.cache.layout.block_layer_bytes
+        self._memory = self._transport.allocate(num_bytes)
+        self._memory.fill_(7)
+
+    async def offer(self) -> None:
+        """Until the ticket is here and the link is open."""
+        offer = worker_pb2.HandoffOffer(
+            handoff_id=self._legs.handoff_id,
+            request_id=self._legs.request.request_id,
+            prefill_worker_id="silent",
+            num_prompt_tokens=len(self._legs.request.prompt_token_ids),
+            fingerprint=self._legs.pair.prefill_view.fingerprint,
+        )
+        self.call = self._legs.pair.decode_stub.Handoff()
+        await self.call.write(worker_pb2.SourceMessage(offer=offer))
+        answer = await self.call.read()
+        self.ticket = answer.ticket
+        self._link = await asyncio.to_thread(self._transport.connect, answer.ticket.transport_address)
+
+    async def send(self, *, layer: int, first_block: int) -> None:
+        """One block; returns when the transport is done with it."""
+        assert self._link is not None
+        header = MessageHeader(
+            handoff_id=self._legs.handoff_id,
+            epoch=Epoch(self.ticket.epoch),
+            layer=layer,
+            first_block=first_block,
+            num_blocks=1,
+            num_bytes=self._memory.numel(),
+            digest=digest([self._memory]),
+        )
+        await asyncio.wrap_future(self._link.send(header, [self._memory]))
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+@asynccontextmanager
+async def silent_source(pair: Pair) -> AsyncIterator[tuple[Legs, SilentSource]]:
+    legs = Legs(pair, PROMPT)
+    await legs.open_decode()
+    source = SilentSource(legs)
+    try:
+        await source.offer()
+        yield legs, source
+    finally:
+        source.close()
+
+
+def holds(cache: torch.Tensor) -> int:
+    """Bytes that only `SilentSource` writes in such numbers."""
+    return int((cache == 7).sum())
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_prefill_worker_that_falls_silent_loses_its_lease_and_its_late_message_is_not_written(
+    gqa: Path, transport: TransportName
+) -> None:
+    async def silent() -> None:
+        async with running_pair(gqa, PairOptions(transport=transport)) as pair, silent_source(pair) as (legs, source):
+            await source.send(layer=0, first_block=0)
+            await until(lambda: holds(pair.decode.executor.cache.slab) > 1000)
+            error = await legs.decode.error()
+            assert type(error) is HandoffFailed
+            assert "lease" in error.message
+            await pair.settled()
+            before = pair.decode.executor.cache.slab.clone()
+            await source.send(layer=1, first_block=0)
+            await source.send(layer=0, first_block=1)
+            assert torch.equal(pair.decode.executor.cache.slab, before)
+
+    asyncio.run(silent())
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_late_messages_do_not_reach_the_request_that_has_the_blocks_now(gqa: Path, transport: TransportName) -> None:
+    options = PairOptions(transport=transport, decode_blocks=3)
+
+    async def late() -> list[int]:
+        async with running_pair(gqa, options) as pair, silent_source(pair) as (legs, source):
+            assert isinstance(await legs.decode.error(), HandoffFailed)
+            pair.decode_executor.stop()
+            heir = asyncio.create_task(pair.run(PROMPT))
+            await until(pair.decode_executor.stopped.is_set)
+            for layer in range(3):
+                for block in range(3):
+                    await source.send(layer=layer, first_block=block)
+            pair.decode_executor.go()
+            return await heir
+
+    assert asyncio.run(late()) == monolithic(gqa, PROMPT)
+
+
+def test_a_renewed_lease_does_not_run_out(gqa: Path) -> None:
+    options = PairOptions(lease_s=0.4)
+
+    async def renewed() -> None:
+        async with running_pair(gqa, options) as pair, silent_source(pair) as (legs, source):
+            for _ in range(12):
+                await source.call.write(worker_pb2.SourceMessage(renew=worker_pb2.LeaseRenewal(epoch=4)))
+                assert (await source.call.read()).WhichOneof("message") == "renewed"
+                await asyncio.sleep(options.lease_s / 4)
+            assert not legs.decode.task.done()
+            source.call.cancel()
+            assert type(await legs.decode.error()) is HandoffFailed
+
+    asyncio.run(renewed())
+
+
+def test_a_prefill_worker_that_does_not_say_drained_is_fenced_though_it_renews(gqa: Path) -> None:
+    options = PairOptions(lease_s=0.4)
+
+    async def stubborn() -> None:
+        async with running_pair(gqa, options) as pair, silent_source(pair) as (legs, source):
+            legs.decode.close()
+            while (answer := await source.call.read()) is not grpc.aio.EOF:
+                if answer.WhichOneof("message") == "renewed":
+                    await asyncio.sleep(options.lease_s / 4)
+                try:
+                    await source.call.write(worker_pb2.SourceMessage(renew=worker_pb2.LeaseRenewal(epoch=4)))
+                except asyncio.InvalidStateError:
+                    break  # the stream has ended meanwhile
+            await pair.settled()
+
+    asyncio.run(asyncio.wait_for(stubborn(), 20))
+
+
+def test_a_prefill_worker_that_dies_is_one_requests_failure(gqa: Path) -> None:
+    async def dies() -> None:
+        async with running_pair(gqa, PairOptions(lease_s=60.0)) as pair:
+            other = asyncio.create_task(pair.run(PROMPT, max_tokens=20))
+            async with silent_source(pair) as (legs, source):
+                await source.send(layer=0, first_block=0)
+                source.call.cancel()
+                assert type(await legs.decode.error()) is HandoffFailed
+            assert await other == monolithic(gqa, PROMPT, max_tokens=20)
+
+    asyncio.run(dies())
+
+
+class TakesNothing:
+    """A sink to which every message is unknown."""
+
+    def place(self, header: MessageHeader) -> None:
+        return None
+
+    def landed(self, header: MessageHeader, error: TandemError | None) -> None:
+        raise AssertionError("nothing was placed")
+
+
+class SilentDestination(worker_pb2_grpc.DecodeWorkerServicer):
+    """A decode worker that gives a ticket, or not even that, and then says nothing more."""
+
+    def __init__(self, transport: Transport, *, with_ticket: bool, lease_s: float) -> None:
+        self._transport = transport
+        self._with_ticket = with_ticket
+        self._lease_s = lease_s
+        self.heard: list[str] = []
+        self.may_end = asyncio.Event()
+
+    async def Handoff(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.DestinationMessage]:
+        async for message in request_iterator:
+            kind = message.WhichOneof("message")
+            self.heard.append(kind)
+            if kind == "offer" and self._with_ticket:
+                ticket = worker_pb2.Ticket(
+                    handoff_id=message.offer.handoff_id,
+                    epoch=9,
+                    lease_s=self._lease_s,
+                    transport=self._transport.name,
+                    transport_address=self._transport.address(),
+                )
+                yield worker_pb2.DestinationMessage(ticket=ticket)
+        await self.may_end.wait()
+
+
+@asynccontextmanager
+async def silent_destination(
+    transport_name: TransportName, *, with_ticket: bool
+) -> AsyncIterator[tuple[SilentDestination, str]]:
+    transport = make_transport(transport_name, worker_id=WorkerId("silent"))
+    transport.serve(TakesNothing())
+    servicer = SilentDestination(transport, with_ticket=with_ticket, lease_s=0.4)
+    server = await start_server(
+        "127.0.0.1", 0, lambda s: worker_pb2_grpc.add_DecodeWorkerServicer_to_server(servicer, s), ()
+    )
+    try:
+        yield servicer, server.address
+    finally:
+        servicer.may_end.set()
+        await server.stop(0.0)
+        transport.close()
+
+
+async def leg_to(pair: Pair, address: str) -> TandemError:
+    legs = Legs(pair, PROMPT)
+    legs.target.decode_address, legs.target.decode_worker_id = address, "silent"
+    error = await legs.open_prefill().error()
+    assert error is not None
+    return error
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("with_ticket", [False, True])
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_decode_worker_that_falls_silent_is_given_up_after_a_lease(
+    gqa: Path, transport: TransportName, with_ticket: bool, stuck: bool
+) -> None:
+    def policy(header: MessageHeader, index: int) -> Fault:
+        return Fault.DELAY if stuck and header.epoch == 9 else Fault.NONE
+
+    async def silent() -> None:
+        options = PairOptions(transport=transport, faults=policy, lease_s=0.4)
+        async with (
+            running_pair(gqa, options) as pair,
+            silent_destination(transport, with_ticket=with_ticket) as (
+                servicer,
+                address,
+            ),
+        ):
+            error = await leg_to(pair, address)
+            assert type(error) is HandoffFailed
+            assert "silent" in error.message
+            await until(lambda: "abort" in servicer.heard)
+            assert "renew" in servicer.heard
+            await until(lambda: pair.prefill.scheduler.pool.num_free == pair.prefill.scheduler.pool.num_blocks)
+            assert pair.fabric.num_held == 0
+            assert await pair.run(PROMPT) == monolithic(gqa, PROMPT)
+
+    asyncio.run(silent())
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_decode_worker_that_dies_fails_the_leg_at_once(gqa: Path, transport: TransportName) -> None:
+    def policy(header: MessageHeader, index: int) -> Fault:
+        return Fault.DELAY if header.epoch == 9 else Fault.NONE
+
+    async def dies() -> None:
+        options = PairOptions(transport=transport, faults=policy, lease_s=30.0)
+        async with running_pair(gqa, options) as pair:
+            async with silent_destination(transport, with_ticket=True) as (_, address):
+                leg = asyncio.create_task(leg_to(pair, address))
+                await until(lambda: pair.fabric.num_held > 0)
+            error = await leg
+            assert error.code in ("handoff_failed", "worker_unavailable", "cancelled"), error.code
+            assert await pair.run(PROMPT) == monolithic(gqa, PROMPT)
+
+    asyncio.run(dies())

@@ -1,0 +1,163 @@
+"""The process around a worker, in this process: registered, renewed, drained and gone, with a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cluster.embedded_redis import EmbeddedRedis
+from decode_pool.actor import DecodeActor
+from prefill_pool.actor import PrefillActor
+from tandem.config import from_mapping, to_mapping
+from tandem.errors import ModelLoadError
+from tandem.registry import Registry, WorkerRecord
+from tandem.rpc.client import open_channel
+from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
+from tests.pair import BLOCK_SIZE
+
+Actor = type[PrefillActor] | type[DecodeActor]
+ACTORS: list[Actor] = [PrefillActor, DecodeActor]
+
+
+def settings(model: Path | str, redis_url: str) -> dict[str, Any]:
+    config = from_mapping(
+        {
+            "cluster": "hosts",
+            "model": {"source": str(model), "block_size": BLOCK_SIZE},
+            "prefill": {"num_blocks": 16, "num_threads": 1},
+            "decode": {"num_blocks": 16, "num_threads": 1},
+            "transfer": {"transport": "shm"},
+            "registry": {"heartbeat_s": 0.05, "ttl_s": 0.5},
+        }
+    )
+    return {
+        "config": to_mapping(config),
+        "worker_id": "worker-7",
+        "redis_url": redis_url,
+        "host": "127.0.0.1",
+        "cores": (),
+    }
+
+
+@asynccontextmanager
+async def registry() -> AsyncIterator[tuple[EmbeddedRedis, Registry]]:
+    server = EmbeddedRedis()
+    await server.start()
+    client = Registry(server.url, cluster="hosts", ttl_s=0.5)
+    try:
+        yield server, client
+    finally:
+        await client.close()
+        server.stop()
+
+
+async def lose_everything(server: EmbeddedRedis) -> None:
+    """Kills the server and starts it again, empty, on the same port."""
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    await server.wait()
+    await server.start()
+
+
+async def only_record(server: EmbeddedRedis) -> list[WorkerRecord]:
+    """What is registered, as soon as anything is; asked on a connection of its own."""
+    client = Registry(server.url, cluster="hosts", ttl_s=0.5)
+    try:
+        for _ in range(500):
+            if found := await client.workers():
+                return found
+            await asyncio.sleep(0.01)
+    finally:
+        await client.close()
+    raise AssertionError("nobody registered")
+
+
+@pytest.mark.parametrize("make", ACTORS)
+def test_a_worker_registers_drains_and_deregisters(gqa: Path, make: Actor) -> None:
+    async def life() -> None:
+        async with registry() as (server, client):
+            actor = make(settings(gqa, server.url))
+            try:
+                ready = await asyncio.to_thread(actor.ready)
+                [record] = await client.workers()
+                assert (record.worker_id, record.state, record.pid) == ("worker-7", "ready", os.getpid())
+                assert (record.address, record.role) == (ready["address"], ready["role"])
+                assert (record.num_blocks, record.load.num_free_blocks) == (16, 16)
+                async with open_channel(record.address) as channel:
+                    status = await worker_pb2_grpc.WorkerStub(channel).GetStatus(worker_pb2.GetStatusRequest())
+                assert (status.worker_id, status.epoch) == ("worker-7", record.epoch)
+                await asyncio.sleep(0.8)
+                assert [r.worker_id for r in await client.workers()] == ["worker-7"], "outlives its TTL by heartbeats"
+                assert await asyncio.to_thread(actor.drain, 5.0)
+                assert [r.state for r in await client.workers()] == ["draining"]
+            finally:
+                await asyncio.to_thread(actor.stop)
+            assert await client.workers() == []
+            async with open_channel(record.address) as channel:
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await worker_pb2_grpc.WorkerStub(channel).GetStatus(worker_pb2.GetStatusRequest(), timeout=2.0)
+
+    asyncio.run(life())
+
+
+def test_a_worker_registers_again_by_heartbeat_when_redis_has_lost_everything(gqa: Path) -> None:
+    async def restart() -> None:
+        async with registry() as (server, client):
+            actor = DecodeActor(settings(gqa, server.url))
+            try:
+                await asyncio.to_thread(actor.ready)
+                [before] = await client.workers()
+                await lose_everything(server)
+                [after] = await only_record(server)
+                assert (after.worker_id, after.epoch) == (before.worker_id, before.epoch)
+            finally:
+                await asyncio.to_thread(actor.stop)
+
+    asyncio.run(restart())
+
+
+def test_a_worker_that_starts_after_redis_has_lost_everything_is_a_later_incarnation(gqa: Path) -> None:
+    async def restart() -> None:
+        async with registry() as (server, client):
+            epochs = [await client.next_epoch() for _ in range(3)]
+            await lose_everything(server)
+            actor = DecodeActor(settings(gqa, server.url))
+            try:
+                await asyncio.to_thread(actor.ready)
+                [record] = await only_record(server)
+                assert record.epoch > max(epochs)
+            finally:
+                await asyncio.to_thread(actor.stop)
+
+    asyncio.run(restart())
+
+
+def test_a_worker_stops_though_redis_is_away(gqa: Path) -> None:
+    async def away() -> None:
+        async with registry() as (server, _):
+            actor = PrefillActor(settings(gqa, server.url))
+            await asyncio.to_thread(actor.ready)
+            server.stop()
+            await asyncio.to_thread(actor.stop)
+
+    asyncio.run(away())
+
+
+def test_a_model_that_cannot_be_loaded_is_told_by_ready_and_the_worker_can_be_stopped(tmp_path: Path) -> None:
+    async def no_model() -> None:
+        async with registry() as (server, client):
+            actor = PrefillActor(settings(tmp_path, server.url))
+            with pytest.raises(ModelLoadError):
+                await asyncio.to_thread(actor.ready)
+            await asyncio.to_thread(actor.stop)
+            assert await client.workers() == []
+
+    asyncio.run(no_model())
