@@ -82,6 +82,18 @@ def family(mark: str) -> list[psutil.Process]:
     return found
 
 
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Processes of this user that have `variable=value` in their environment, whoever is their parent now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(variable) == value:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
 def sweep(processes: Iterable[psutil.Process], *, timeout_s: float) -> list[str]:
     """Waits for processes to end, kills those that do not; returns what had to be killed, for people."""
     _, alive = psutil.wait_procs(list(processes), timeout=timeout_s)
