@@ -19,6 +19,7 @@ from tandem.observability.metrics import RouterMetrics
 from tandem.registry import Registry, WorkerRecord
 from tandem.rpc.channels import Channels
 from tandem.rpc.tandem.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
+from tandem.tasks import cancel_all
 from tandem.types import Epoch, Role, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -50,9 +51,7 @@ class WorkerTracker:
 
     async def close(self) -> None:
         """Stops following and closes all channels."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         await self.channels.close()
 
     def view(self) -> ClusterView:

@@ -34,7 +34,8 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "registry": ("config", "types", "errors"),
     "pool_state": ("config", "types", "errors"),
     "observability": ("rpc", "config", "types", "errors"),
-    "worker": ("registry", "observability", "rpc", "model", "prefix_store", "kv", "config", "types", "errors"),
+    "tasks": (),
+    "worker": ("tasks", "registry", "observability", "rpc", "model", "prefix_store", "kv", "config", "types", "errors"),
 }
 """Which parts of `tandem` each part may import, besides itself."""
 

@@ -23,6 +23,7 @@ from tandem.config import ClusterConfig, from_mapping
 from tandem.observability.server import MetricsServer, serve_metrics
 from tandem.registry import Registry, WorkerLoad, WorkerRecord
 from tandem.rpc.server import RpcServer, start_server
+from tandem.tasks import cancel_all
 from tandem.types import Epoch, Role, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -229,8 +230,7 @@ class WorkerHost:
 
     async def _stop(self) -> None:
         if self._heartbeat is not None:
-            self._heartbeat.cancel()
-            await asyncio.gather(self._heartbeat, return_exceptions=True)
+            await cancel_all([self._heartbeat])
         if self._registry is not None and self._record is not None:
             try:
                 await self._registry.remove(self._record.worker_id)
