@@ -201,9 +201,20 @@ def chat(
 
 @app.command(epilog="Example: tandem status --json")
 @friendly
-def status(endpoint: EndpointOption = None, as_json: JsonOption = False) -> None:
+def status(
+    endpoint: EndpointOption = None,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it until Ctrl-C.")] = False,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
     """Show workers, pools, blocks, links and the transport in use."""
     from cluster.client import Client, default_endpoint
+
+    if watch:
+        from cluster.watch import run_watch
+
+        run_watch(endpoint or default_endpoint(), interval_s=interval_s, as_json=as_json)
+        return
 
     async def ask() -> Any:
         async with Client(endpoint or default_endpoint()) as client:
@@ -217,6 +228,28 @@ def status(endpoint: EndpointOption = None, as_json: JsonOption = False) -> None
         typer.echo(json.dumps(as_data(answer), indent=2))
     else:
         print_status(answer, make_console())
+
+
+@app.command(epilog="Example: tandem doctor --config cluster.yaml")
+@friendly
+def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Look at this host: can it run the cluster as configured? Says what is wrong and what to do; 1 for a problem."""
+    from cluster.checks.finding import Settings
+    from cluster.checks.table import CHECKS
+    from cluster.config_file import load_config
+    from cluster.console import make_console
+    from cluster.display import CheckProgress
+    from cluster.doctor import as_data, has_problem, print_findings, run_checks
+
+    settings = Settings(config=load_config(config, {}))
+    with CheckProgress(make_console(stderr=True), total=len(CHECKS)) as progress:
+        findings = run_checks(settings, on_done=progress.done)
+    if as_json:
+        typer.echo(json.dumps(as_data(findings), indent=2))
+    else:
+        print_findings(findings, make_console())
+    if has_problem(findings):
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: tandem demo --transport shm")

@@ -77,3 +77,25 @@ def _inner_phases(info: ClusterInfo, phase: str) -> Sequence[tuple[str, float]]:
     if phase.startswith("workers"):
         return [(f"{w.worker_id}: {name}", took_s) for w in info.workers for name, took_s in w.startup.items()]
     return []
+
+
+class CheckProgress:
+    """How many of `total` checks are over, as one line on a terminal; nothing elsewhere."""
+
+    def __init__(self, console: Console, *, total: int) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed} of {task.total}"))
+        self._bar = RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("checking", total=total)
+
+    def __enter__(self) -> CheckProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def done(self, name: str) -> None:
+        """A check is over."""
+        self._bar.advance(self._task)
