@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.timeline import data_size
+from cluster.watch_view import ROLES, pool_of
 from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, WorkerStatus
 
 
@@ -41,11 +42,14 @@ def _blocks(workers: list[WorkerStatus]) -> tuple[str, str]:
 
 
 def _pool_table(status: ClusterStatus) -> Table:
-    table = Table("pool", "workers", "blocks free", "used", "running", "waiting", box=None, title_justify="left")
-    for role in ("prefill", "decode"):
-        workers = [w for w in status.workers if w.role == role]
+    counts = ("desired", "ready", "draining", "blocks free", "used", "running", "waiting")
+    table = Table("pool", *counts, box=None, title_justify="left")
+    for role in ROLES:
+        workers, pool = [w for w in status.workers if w.role == role], pool_of(status, role)
+        desired = str(pool.desired) if any(p.role == role for p in status.pools) else "-"
         running, waiting = sum(w.num_running for w in workers), sum(w.num_waiting for w in workers)
-        table.add_row(role, str(len(workers)), *_blocks(workers), str(running), str(waiting))
+        states = (desired, str(pool.num_ready), str(pool.num_draining))
+        table.add_row(role, *states, *_blocks(workers), str(running), str(waiting))
     return table
 
 
