@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from cluster.start_command import start
 from tandem.errors import ConfigError, TandemError
 
 if TYPE_CHECKING:
@@ -163,6 +164,9 @@ async def _print_ready(info: ClusterInfo, verbose: bool) -> None:
     sys.stdout.flush()
 
 
+app.command(epilog="Example: tandem start --head --redis-url redis://10.0.0.1:6379 --node-ip 10.0.0.1")(friendly(start))
+
+
 @app.command(epilog="Example: tandem generate 'The capital of France is' --max-tokens 16 --temperature 0")
 @friendly
 def generate(
@@ -232,18 +236,22 @@ def status(
 
 @app.command(epilog="Example: tandem doctor --config cluster.yaml")
 @friendly
-def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def doctor(
+    config: ConfigOption = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Run this check alone; may be repeated.")] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Look at this host: can it run the cluster as configured? Says what is wrong and what to do; 1 for a problem."""
     from cluster.checks.finding import Settings
-    from cluster.checks.table import CHECKS
+    from cluster.checks.table import choose
     from cluster.config_file import load_config
     from cluster.console import make_console
     from cluster.display import CheckProgress
     from cluster.doctor import as_data, has_problem, print_findings, run_checks
 
-    settings = Settings(config=load_config(config, {}))
-    with CheckProgress(make_console(stderr=True), total=len(CHECKS)) as progress:
-        findings = run_checks(settings, on_done=progress.done)
+    settings, specs = Settings(config=load_config(config, {})), choose(only or [])
+    with CheckProgress(make_console(stderr=True), total=len(specs)) as progress:
+        findings = run_checks(settings, specs, on_done=progress.done)
     if as_json:
         typer.echo(json.dumps(as_data(findings), indent=2))
     else:

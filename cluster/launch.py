@@ -20,10 +20,9 @@ from typing import Any, TypeVar
 from cluster.controller_process import ControllerProcess
 from cluster.embedded_redis import EmbeddedRedis, check_redis
 from cluster.events import Phase, Progress, SilentProgress, WorkerInfo
-from cluster.placement import RESOURCE
+from cluster.head import HeadOptions, RayHead
 from cluster.pools import WORKER_CLASSES
 from cluster.processes import kill_children, make_temp_dir
-from cluster.ray_local import LocalRay
 from cluster.router_process import ROUTER_COMMAND, RouterEndpoints, RouterProcess
 from tandem.config import ClusterConfig
 from tandem.errors import ClusterError
@@ -33,20 +32,22 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 WORKER_HOST = "127.0.0.1"
-"""Ray runs on this machine only, so workers meet on the loopback address."""
-SLOTS = 1024.0
-"""Workers of each pool that the one node has room for: the pools may grow far beyond their first sizes."""
+"""Where workers meet when no other machine can join."""
 _END_MARGIN_S = 25.0
 """Time, beyond the drain, in which workers must have ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterInfo:
-    """A running cluster, as the ready file has it. `startup` holds phases that overlap; seconds from the start."""
+    """A running cluster, as the ready file has it. `startup` holds phases that overlap; seconds from the start.
+
+    `head` is where other nodes join. With a head that others may join, `workers` is empty: it is up without any.
+    """
 
     grpc: str
     http: str
     redis: str
+    head: str
     workers: tuple[WorkerInfo, ...]
     startup: tuple[Phase, ...]
     router_startup: dict[str, float]
@@ -90,6 +91,7 @@ class ClusterLauncher:
         verbose: bool = False,
         start_timeout_s: float = 600.0,
         parts: Parts = REAL_PARTS,
+        head: HeadOptions | None = None,
     ) -> None:
         self._config = config
         self._progress: Progress = progress or SilentProgress()
@@ -98,7 +100,9 @@ class ClusterLauncher:
         self._parts = parts
         self._redis: EmbeddedRedis | None = None
         self._router: RouterProcess | None = None
-        self._ray = LocalRay(verbose=verbose)
+        self._head_options = head or HeadOptions()
+        self._ray: RayHead | None = None
+        self._ray_address = ""
         self._controller: ControllerProcess | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._phases: list[Phase] = []
@@ -114,7 +118,10 @@ class ClusterLauncher:
         await self.stop()
 
     async def start(self) -> ClusterInfo:
-        """Returns when requests will be served. Raises TandemError; then, as when cancelled, nothing is left."""
+        """Returns when requests will be served, or with a joinable head when nodes may join.
+
+        Raises TandemError; then, as when cancelled, nothing is left.
+        """
         self._began = time.monotonic()
         self._run_dir = make_temp_dir("run")
         try:
@@ -135,6 +142,7 @@ class ClusterLauncher:
             grpc=endpoints.grpc,
             http=endpoints.http,
             redis=redis_url,
+            head=self._ray_address,
             workers=tuple(workers),
             startup=tuple(self._phases),
             router_startup=endpoints.startup,
@@ -157,22 +165,29 @@ class ClusterLauncher:
         self._router = RouterProcess(self._config, redis_url=redis_url, log=log, command=self._parts.router_command)
         async with self._phase("router: process, imports, ports"):
             endpoints = await self._router.start()
-        async with self._phase("router: waiting for workers"):
-            await self._router.serving()
+        if not self._head_options.joinable:
+            async with self._phase("router: waiting for workers"):
+                await self._router.serving()
         return endpoints
 
     async def _start_pools(self, redis_url: str) -> list[WorkerInfo]:
         assert self._run_dir is not None
+        options = self._head_options
+        log = None if self._verbose else self._run_dir / "ray.log"
+        self._ray = RayHead(options, cluster=self._config.cluster, log=log)
         async with self._phase("Ray"):
-            await self._ray.start({"CPU": 1.0, **dict.fromkeys(RESOURCE.values(), SLOTS)})
+            self._ray_address = await self._ray.start(redis_url, is_external=self._redis is None)
         self._controller = ControllerProcess(
             self._config,
             redis_url=redis_url,
-            ray_address=self._ray.address,
-            worker_host=WORKER_HOST,
+            ray_address=self._ray_address,
+            worker_host="" if options.joinable else WORKER_HOST,
             classes=self._parts.worker_classes,
             log=None if self._verbose else self._run_dir / "controller.log",
         )
+        if options.joinable:
+            await self._controller.start()
+            return []
         async with self._phase("controller and workers: processes, model, registration"):
             await self._controller.start()
             return await self._controller.workers_ready(self._worker_ready)
@@ -183,8 +198,9 @@ class ClusterLauncher:
     def _watch(self) -> None:
         assert self._controller is not None
         assert self._router is not None
+        assert self._ray is not None
         note = self._progress.note
-        watching = [self._controller.watch(note), self._router.supervise(note)]
+        watching = [self._ray.supervise(note), self._controller.watch(note), self._router.supervise(note)]
         if self._redis is not None:
             watching.append(self._redis.supervise(note))
         self._watchers = [asyncio.create_task(watcher) for watcher in watching]
@@ -234,7 +250,8 @@ class ClusterLauncher:
                 if not await controller.stop(timeout_s=5.0) or not ended:
                     killed.append("controller")
         finally:
-            killed += await self._ray.stop()
+            if self._ray is not None:
+                killed += await self._ray.stop()
         return killed
 
     def _stop_rest(self) -> None:
@@ -247,6 +264,6 @@ class ClusterLauncher:
     def force_stop(self) -> None:
         """Kills everything at once; nothing drains. The process should exit right after."""
         kill_children()
-        if self._ray.temp_dir is not None:
-            shutil.rmtree(self._ray.temp_dir, ignore_errors=True)
+        if self._ray is not None:
+            self._ray.remove_temp_dir()
         self._stop_rest()

@@ -119,6 +119,13 @@ def kill_children() -> None:
     psutil.wait_procs(below, timeout=2.0)
 
 
+def usable_cores() -> list[int]:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def make_temp_dir(kind: str, *, parent: Path | None = None) -> Path:
     """A new directory "tandem-<kind>-<our process id>-..."; whoever finds it can tell whether its owner lives."""
     return Path(tempfile.mkdtemp(prefix=f"tandem-{kind}-{os.getpid()}-", dir=parent))

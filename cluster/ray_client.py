@@ -7,17 +7,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from cluster.ray_local import log_instead_of_print, take_signals_back
 from tandem.errors import ClusterError
 
 T = TypeVar("T")
+_log = logging.getLogger("tandem.ray")
 
 CALL_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 60.0
+
+
+def _take_signals_back() -> None:
+    """Ray's core sets handlers that print a stack trace at SIGTERM; this puts Python's own in front again."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.getsignal(number))
+        signal.siginterrupt(number, False)
+
+
+def _log_instead_of_print() -> None:
+    """Ray prints its nodes' error events to stdout, whatever it was told; stdout is for answers, so they are logged.
+
+    Ray has no setting for this. Where a later Ray has no such function, this changes nothing.
+    """
+    import ray._private.worker as ray_worker
+
+    def log(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+        for line in data.get("lines", ()):
+            _log.info("%s", line)
+
+    ray_worker.print_to_stdstream = log
 
 
 class RayClient:
@@ -34,14 +59,14 @@ class RayClient:
         try:
             await self.call(self._connect, timeout_s=CONNECT_TIMEOUT_S)
         finally:
-            take_signals_back()
+            _take_signals_back()
 
     def _connect(self) -> None:
         import ray
 
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.ERROR)
-            log_instead_of_print()
+            _log_instead_of_print()
         try:
             ray.init(
                 address=self._address,

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from cluster.child import ReportingChild
 from cluster.processes import make_temp_dir, marked, sweep
@@ -17,6 +21,7 @@ from cluster.ray_node_settings import MARK, NodeOffer, RayAddress, RayNodeSettin
 from tandem.errors import ClusterError
 
 START_TIMEOUT_S = 60.0
+DRAIN_TIMEOUT_S = 10.0
 _GRACE_S = 10.0
 """Time in which a node's processes end by themselves, once told to."""
 _LONGEST_TEMP_DIR = 40
@@ -42,6 +47,7 @@ class RayNode:
     def __init__(self, *, log: Path | None = None) -> None:
         self._child = ReportingChild("Ray node", log=log)
         self._temp_dir: Path | None = None
+        self._again: Callable[[], Awaitable[RayAddress]] | None = None
         self.address: RayAddress | None = None
 
     @property
@@ -58,11 +64,15 @@ class RayNode:
                 "storage_user": storage.username,
                 "storage_password": storage.password,
             }
-        return await self._start(offer, {"port": port, **kept})
+        first = await self._start(offer, {"port": port, **kept})
+        port = int(first.head.rpartition(":")[2])  # a successor must be where the nodes look
+        self._again = lambda: self._start(offer, {"port": port, **kept})
+        return first
 
     async def join(self, head: str, offer: NodeOffer) -> RayAddress:
         """Joins the head at "host:port". Raises ClusterError; then nothing is left."""
-        return await self._start(offer, {"head_address": head})
+        self._again = lambda: self._start(offer, {"head_address": head})
+        return await self._again()
 
     async def _start(self, offer: NodeOffer, more: dict[str, Any]) -> RayAddress:
         self._temp_dir = short_temp_dir()
@@ -87,15 +97,33 @@ class RayNode:
         self.address = RayAddress(head=line["address"], node_id=line["node_id"])
         return self.address
 
-    async def wait(self) -> int:
-        """Returns the exit status when the node ends."""
-        return await self._child.wait()
+    async def supervise(self, note: Callable[[str], None]) -> None:
+        """Starts the node again, as it was, whenever it dies; until cancelled. Its workers died with it."""
+        await self._child.supervise(self._restart, note)
+
+    async def _restart(self) -> None:
+        assert self._again is not None
+        await self.stop()
+        await self._again()
+
+    async def drain(self) -> bool:
+        """Has Ray place nothing on the node any more; whether the head agreed. What runs there goes on."""
+        self._child.signal(signal.SIGUSR1)
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                return bool((await self._child.line())["draining"])
+        except (TimeoutError, ClusterError):
+            return False
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes of the node, its workers among them."""
+        return [] if self._temp_dir is None else marked(MARK, str(self._temp_dir))
 
     async def stop(self, *, timeout_s: float = _GRACE_S) -> list[str]:
         """Ends the node and all its processes. Returns those that had to be killed. Idempotent."""
         if self._temp_dir is None:
             return []
-        processes = marked(MARK, str(self._temp_dir))
+        processes = self.processes()
         await self._child.stop(timeout_s=timeout_s)
         killed = await asyncio.to_thread(sweep, processes, timeout_s=timeout_s)
         self.remove_temp_dir()

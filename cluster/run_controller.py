@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from cluster.controller_settings import ControllerEvents, ControllerSettings
 from cluster.events import WorkerInfo
 from cluster.placement import WorkerPlacement
 from cluster.pools import RayPools
+from cluster.processes import usable_cores
 from cluster.ray_client import RayClient
 from tandem.config import ClusterConfig, from_mapping, to_mapping
 from tandem.errors import TandemError
@@ -29,6 +30,7 @@ from tandem.observability.logging import setup_logging
 from tandem.observability.server import serve_metrics
 from tandem.pool_state import PoolState
 from tandem.registry import Registry
+from tandem.tasks import end_tasks
 from tandem.types import Role, WorkerId
 
 SETTLE_HEARTBEATS = 2.5
@@ -98,13 +100,6 @@ class LineEvents(ControllerEvents):
         self._write({"note": text})
 
 
-def usable_cores() -> list[int]:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
 def worker_settings(settings: ProcessSettings, place: WorkerPlacement) -> dict[str, Any]:
     """The constructor argument of a worker's actor; see `cluster/ray_worker.py`."""
     return {
@@ -154,7 +149,7 @@ async def _run(settings: ProcessSettings, events: ControllerEvents) -> None:
     try:
         await _until_asked(controller, running, asked, drain_timeout_s=config.drain_timeout_s)
     finally:
-        running.cancel()
+        controller.stop()
         await asyncio.gather(running, return_exceptions=True)
         await metrics.stop()
         await ray.close()
@@ -188,12 +183,12 @@ async def _until_asked(
         await _unless_asked_again(ending, asked)
 
 
-async def _unless_asked_again(ending: Any, asked: asyncio.Queue[signal.Signals]) -> None:
+async def _unless_asked_again(ending: Coroutine[Any, Any, None], asked: asyncio.Queue[signal.Signals]) -> None:
     tasks = {asyncio.create_task(ending), asyncio.create_task(asked.get())}
-    _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
+    over, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await end_tasks(pending)
+    for task in over:
+        task.result()
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """The process that holds one Ray node: `python -m cluster.run_ray_node --settings-json JSON [--ready-fd N]`.
 
 Starts Ray's own processes below itself, says on the fd where the node is, and ends with them: by SIGTERM in order, or
-with status 1 when one of them died. Ray's command line would do this in twice the time, with more processes, at
-another address than asked for 127.0.0.1 ([decision 5](../docs/decisions/0005-ray-node-process.md)).
+with status 1 when one of them died. After SIGUSR1 Ray gives the node nothing new to run, and the fd says so. Why this
+is not `ray start`: docs/decisions/0005-ray-node-process.md.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 from ray._private.node import Node
 from ray._private.parameter import RayParams
+from ray.core.generated import autoscaler_pb2
+from ray.exceptions import RpcError
 
 from cluster.ray_node_settings import MARK, RayNodeSettings
 
@@ -24,6 +27,10 @@ OBJECT_STORE_BYTES = 80 * 2**20
 """Ray carries control calls only: neither tokens nor KV go through its object store."""
 _LOOK_EVERY_S = 0.2
 _GCS = "gcs_server"
+_RAYLET = "raylet"
+LONGEST_DRAIN_S = 24 * 3600
+"""Ray ends a drained node itself after this; it ends much sooner, when its workers have left."""
+_DRAIN_CALL_S = 5.0
 
 
 class LeanNode(Node):  # type: ignore[misc]
@@ -64,29 +71,71 @@ def start_node(settings: RayNodeSettings) -> LeanNode:
     return LeanNode(params, head=not settings.head_address, shutdown_at_exit=False, spawn_reaper=True)
 
 
-def watch(node: LeanNode, stopping: threading.Event, *, gcs_may_return: bool) -> str:
+class Lines:
+    """Writes JSON lines to the fd; without one, nothing."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def write(self, values: dict[str, Any]) -> None:
+        """One line."""
+        if self._fd is not None:
+            os.write(self._fd, json.dumps(values).encode() + b"\n")
+
+
+class Orders:
+    """What signals have asked for."""
+
+    def __init__(self) -> None:
+        self.drain = False
+        self._asked = threading.Event()
+        self._stop = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._order(stop=True))
+        signal.signal(signal.SIGUSR1, lambda *_: self._order(stop=False))
+
+    def _order(self, *, stop: bool) -> None:
+        self._stop = self._stop or stop
+        self.drain = self.drain or not stop
+        self._asked.set()
+
+    def stop_asked(self, timeout_s: float) -> bool:
+        """Waits for a signal, and says whether one has asked to stop."""
+        self._asked.wait(timeout_s)
+        self._asked.clear()
+        return self._stop
+
+
+def drain(node: LeanNode) -> bool:
+    """Asks Ray to place nothing here any more; whether it agreed. What runs goes on."""
+    deadline_ms = int((time.time() + LONGEST_DRAIN_S) * 1000)
+    reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    try:
+        accepted, _ = node.get_gcs_client().drain_node(
+            node.node_id, reason, "the node leaves", deadline_ms, timeout=_DRAIN_CALL_S
+        )
+    except (RpcError, RuntimeError) as exc:
+        print(f"the head did not take the node out: {exc}", file=sys.stderr, flush=True)
+        return False
+    return bool(accepted)
+
+
+def watch(node: LeanNode, orders: Orders, lines: Lines, *, gcs_may_return: bool) -> str:
     """Returns the name of the part that died, or an empty string when asked to stop."""
-    while not stopping.wait(_LOOK_EVERY_S):
+    drained = False
+    while not orders.stop_asked(_LOOK_EVERY_S):
+        if orders.drain and not drained:
+            drained = True
+            lines.write({"draining": drain(node)})
         died = [name for name, _ in node.dead_processes()]
         if died == [_GCS] and gcs_may_return:
             print("Ray's GCS died; starting it again from its storage", file=sys.stderr, flush=True)
             node.restart_gcs()
+        elif drained and died == [_RAYLET]:
+            return ""  # a drained raylet with nothing to do ends by itself
         elif died:
             return str(died[0])
     return ""
-
-
-def _announce(ready_fd: int | None, values: dict[str, Any]) -> None:
-    if ready_fd is not None:
-        os.write(ready_fd, json.dumps(values).encode() + b"\n")
-        os.close(ready_fd)
-
-
-def _stop_on_signals() -> threading.Event:
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    return stopping
 
 
 def main() -> int:
@@ -103,9 +152,9 @@ def main() -> int:
     except Exception as exc:  # Ray raises bare ones
         print(f"{type(exc).__name__}: {' '.join(str(exc).split())}", file=sys.stderr, flush=True)
         return 1
-    stopping = _stop_on_signals()
-    _announce(arguments.ready_fd, {"address": node.gcs_address, "node_id": node.node_id})
-    died = watch(node, stopping, gcs_may_return=bool(settings.storage))
+    orders, lines = Orders(), Lines(arguments.ready_fd)
+    lines.write({"address": node.gcs_address, "node_id": node.node_id})
+    died = watch(node, orders, lines, gcs_may_return=bool(settings.storage))
     node.kill_all_processes(check_alive=False, allow_graceful=not died)
     if died:
         print(f"a part of the Ray node died: {died}", file=sys.stderr, flush=True)

@@ -11,19 +11,46 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from types import TracebackType
+from typing import Protocol, TypeVar
 
-from cluster.launch import ClusterInfo, ClusterLauncher
 from tandem.errors import ClusterError
 
 T = TypeVar("T")
+
+
+class Info(Protocol):
+    """What is known of something that runs."""
+
+    def to_json(self) -> str:
+        """One JSON object, for the ready file."""
+
+
+InfoT = TypeVar("InfoT", bound=Info)
+InfoT_co = TypeVar("InfoT_co", bound=Info, covariant=True)
+
+
+class Launcher(Protocol[InfoT_co]):
+    """Starts something when entered, stops it when left: a cluster, or a node of one."""
+
+    async def __aenter__(self) -> InfoT_co:
+        """Starts it."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stops it in order."""
+
+    def force_stop(self) -> None:
+        """Kills it at once."""
+
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 async def with_cluster(
-    launcher: ClusterLauncher,
-    body: Callable[[ClusterInfo], Awaitable[T]],
+    launcher: Launcher[InfoT],
+    body: Callable[[InfoT], Awaitable[T]],
     *,
     on_stop: Callable[[], None],
     on_force: Callable[[], None] = lambda: None,
@@ -66,19 +93,24 @@ async def with_cluster(
             loop.remove_signal_handler(number)
 
 
+async def _forever() -> None:
+    await asyncio.Event().wait()
+
+
 async def serve(
-    launcher: ClusterLauncher,
+    launcher: Launcher[InfoT],
     *,
     ready_file: Path | None,
-    on_ready: Callable[[ClusterInfo], Awaitable[None]],
+    on_ready: Callable[[InfoT], Awaitable[None]],
     on_stop: Callable[[], None],
+    until: Callable[[], Awaitable[object]] = _forever,
 ) -> None:
-    """Keeps a cluster up until a signal. The ready file exists exactly while requests are served."""
+    """Keeps something up until a signal, or until `until` returns. The ready file exists exactly while it is up."""
 
-    async def body(info: ClusterInfo) -> None:
+    async def body(info: InfoT) -> None:
         with _present(ready_file, info.to_json()):
             await on_ready(info)
-            await asyncio.Event().wait()
+            await until()
 
     def take_away() -> None:
         if ready_file is not None:
