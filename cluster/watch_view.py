@@ -74,9 +74,9 @@ def render(before: Look | None, now: Look, *, note: str = "") -> Group:
         head.append(" · no controller: sizes do not change, lost workers are not replaced", style="yellow")
     if note:
         head.append(f"\n{note}", style="bold yellow")
-    parts: list[RenderableType] = [head, _pools(status, measured), _workers(status, measured)]
+    parts: list[RenderableType] = [head, "", _pools(status, measured), "", _workers(status, measured)]
     if any(worker.links for worker in status.workers):
-        parts.append(_links(status, measured))
+        parts += ["", _links(status, measured)]
     return Group(*parts)
 
 
