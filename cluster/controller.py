@@ -24,13 +24,14 @@ from tandem.errors import TandemError
 from tandem.observability.controller_metrics import ControllerMetrics
 from tandem.pool_state import PoolState
 from tandem.registry import Registry, WorkerRecord
+from tandem.tasks import cancel_all
 from tandem.types import Epoch, Role, WorkerId
 
 logger = logging.getLogger(__name__)
 
 
 class Controller:
-    """Event loop only: `run` until cancelled. `holder` names this controller, and its successors, in the lease."""
+    """Event loop only: `run` until `stop`. `holder` names this controller, and its successors, in the lease."""
 
     def __init__(
         self,
@@ -64,32 +65,36 @@ class Controller:
         self._acting = False
         self._settle_until_s = 0.0
         self._ending = False
+        self._stopping = False
         self._is_empty = asyncio.Event()
 
     # --- life
 
     async def run(self) -> None:
-        """Works until cancelled. Workers stay when it ends."""
+        """Works until `stop`. Workers stay when it ends."""
         followers = [
             asyncio.create_task(self._follow(self._state.changes)),
             asyncio.create_task(self._follow(self._registry.changes)),
             asyncio.create_task(self._keep_lease()),
         ]
         try:
-            while True:
+            while not self._stopping:
                 await self._turn()
                 await self._pause()
         finally:
-            for task in followers:
-                task.cancel()
-            await asyncio.gather(*followers, return_exceptions=True)
+            await cancel_all(followers)
             await self._operations.close()
             await self._give_lease_back()
 
-    async def end_workers(self, drain_timeout_s: float) -> None:
-        """Drains and ends all workers and forgets the desired state: the cluster is over. While `run` runs, only.
+    def stop(self) -> None:
+        """Lets `run` return after the turn it is in."""
+        self._stopping = True
+        self._wake.set()
 
-        Does nothing in a controller that does not act.
+    async def end_workers(self, drain_timeout_s: float) -> None:
+        """Drains and ends all workers, forgets the desired state and lets `run` return: the cluster is over.
+
+        Only while `run` runs. Does nothing in a controller that does not act.
         """
         if not self._acting:
             return
@@ -97,11 +102,13 @@ class Controller:
         self._operations.drain_timeout_s = drain_timeout_s
         self._wake.set()
         await self._is_empty.wait()
+        self.stop()
         await self._desired.clear()
 
     async def _pause(self) -> None:
         try:
-            await asyncio.wait_for(self._wake.wait(), self._settings.period_s)
+            async with asyncio.timeout(self._settings.period_s):
+                await self._wake.wait()
         except TimeoutError:
             return
         self._wake.clear()
@@ -147,7 +154,7 @@ class Controller:
     # --- one turn
 
     async def _turn(self) -> None:
-        if not self._acting:
+        if not self._acting or self._is_empty.is_set():
             return
         started_s = time.monotonic()
         try:

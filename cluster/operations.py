@@ -21,6 +21,7 @@ from cluster.pools import Pools
 from tandem.errors import ClusterError, TandemError
 from tandem.observability.controller_metrics import ControllerMetrics
 from tandem.registry import Registry
+from tandem.tasks import cancel_all
 from tandem.types import Role, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Operations:
 
     async def close(self) -> None:
         """Gives everything up; workers stay as they are."""
-        await _cancel([task for _, task in self._running.values()])
+        await cancel_all([task for _, task in self._running.values()])
 
     def start(self, placement: WorkerPlacement) -> None:
         """Starts a worker that is not there."""
@@ -87,7 +88,7 @@ class Operations:
         if worker_id in self.leaving:
             return
         if worker_id in self._running:
-            await _cancel([self._running[worker_id][1]])
+            await cancel_all([self._running[worker_id][1]])
         self._begin("drain" if drain else "stop", worker_id, self._remove(worker_id, drain=drain))
 
     def _begin(self, kind: Kind, worker_id: WorkerId, body: Coroutine[Any, Any, None]) -> None:
@@ -161,9 +162,3 @@ class Operations:
         except RedisError:
             loads = []
         return f"{loads[0].num_running + loads[0].num_waiting} sequences" if loads else "its sequences"
-
-
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

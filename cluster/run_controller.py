@@ -30,7 +30,7 @@ from tandem.observability.logging import setup_logging
 from tandem.observability.server import serve_metrics
 from tandem.pool_state import PoolState
 from tandem.registry import Registry
-from tandem.tasks import end_tasks
+from tandem.tasks import cancel_all
 from tandem.types import Role, WorkerId
 
 SETTLE_HEARTBEATS = 2.5
@@ -145,6 +145,7 @@ async def _run(settings: ProcessSettings, events: ControllerEvents) -> None:
         events=events,
     )
     metrics = await serve_metrics(controller.metrics.registry, settings.worker_host or "127.0.0.1")
+    events.note(f"controller: metrics at {metrics.url}")
     running = asyncio.create_task(controller.run(), name="controller")
     try:
         await _until_asked(controller, running, asked, drain_timeout_s=config.drain_timeout_s)
@@ -186,7 +187,7 @@ async def _until_asked(
 async def _unless_asked_again(ending: Coroutine[Any, Any, None], asked: asyncio.Queue[signal.Signals]) -> None:
     tasks = {asyncio.create_task(ending), asyncio.create_task(asked.get())}
     over, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    await end_tasks(pending)
+    await cancel_all(pending)
     for task in over:
         task.result()
 

@@ -139,7 +139,9 @@ def reconcile_pool(role: Role, goal: Goal, pool: ObservedPool, *, now: float, li
     kept, removals = _remove_condemned(role, goal, pool.workers, now=now, limits=limits)
     kept, retired = _retire(goal, kept)
     removals += [_removal(worker) for worker in retired]
-    return (*removals, *_starts(role, goal, pool, kept=kept, now=now, limits=limits), *_forgotten(role, goal, pool))
+    is_leaving = any(isinstance(removal, Drain) for removal in removals)
+    starts = _starts(role, goal, pool, kept=kept, is_leaving=is_leaving, now=now, limits=limits)
+    return (*removals, *starts, *_forgotten(role, goal, pool))
 
 
 def _removal(worker: ObservedWorker) -> Action:
@@ -191,10 +193,18 @@ def _first_to_go(worker: ObservedWorker) -> tuple[bool, int, int, int]:
 
 
 def _starts(
-    role: Role, goal: Goal, pool: ObservedPool, *, kept: Sequence[ObservedWorker], now: float, limits: Limits
+    role: Role,
+    goal: Goal,
+    pool: ObservedPool,
+    *,
+    kept: Sequence[ObservedWorker],
+    is_leaving: bool,
+    now: float,
+    limits: Limits,
 ) -> list[Action]:
+    """A restart goes beyond the size only while nobody else is leaving, so it needs room for one worker more."""
     num_current = sum(worker.generation >= goal.generation for worker in kept)
-    surge = SURGE if num_current < len(kept) else 0
+    surge = SURGE if num_current < len(kept) and not is_leaving else 0
     wanted = min(goal.size - num_current, goal.size + surge - len(kept))
     if pool.failures.count:  # one at a time until one works
         is_trying = any(worker.state is WorkerState.STARTING for worker in kept)

@@ -124,7 +124,13 @@ def test_a_restart_first_starts_one_more() -> None:
 def test_a_restart_drains_an_old_worker_only_when_its_successor_is_ready() -> None:
     old = [make_worker(0), make_worker(1)]
     assert decide(Goal(size=2, generation=1), *old, make_worker(2, STARTING, generation=1)) == []
-    assert decide(Goal(size=2, generation=1), *old, make_worker(2, generation=1)) == [drain(1), start(3, 1)]
+    assert decide(Goal(size=2, generation=1), *old, make_worker(2, generation=1)) == [drain(1)]
+
+
+def test_a_restart_goes_on_when_the_old_worker_has_left() -> None:
+    kept = [make_worker(0), make_worker(2, generation=1)]
+    assert decide(Goal(size=2, generation=1), *kept, make_worker(1, DRAINING)) == [drain(1)]
+    assert decide(Goal(size=2, generation=1), *kept) == [start(1, 1)]
 
 
 def test_a_restart_drops_old_workers_that_never_served() -> None:
