@@ -10,7 +10,7 @@ from __future__ import annotations
 from tandem.observability.metric_set import MetricSet
 from tandem.types import Role
 
-ACTIONS = ("start", "drain", "stop", "replace", "forget")
+ACTIONS = ("start", "wait", "drain", "stop", "forget")
 """Kinds of actions that have a series from the start; a controller that does something else names it itself."""
 
 

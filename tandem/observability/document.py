@@ -20,7 +20,7 @@ SETS: Mapping[str, tuple[type[MetricSet], str]] = {
     "router": (RouterMetrics, "On its HTTP port, `/metrics`."),
     "prefill worker": (PrefillMetrics, "On a free port; the URL is in `tandem status --json` as `metrics_url`."),
     "decode worker": (DecodeMetrics, "On a free port; the URL is in `tandem status --json` as `metrics_url`."),
-    "controller": (ControllerMetrics, "On a free port of the controller's host."),
+    "controller": (ControllerMetrics, "On a free port of its host; `tandem up` notes the URL."),
 }
 """Each kind of process: what it exports, and where."""
 
