@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from cluster.pool_commands import drain, restart, scale
 from cluster.start_command import start
 from tandem.errors import ConfigError, TandemError
 
@@ -232,6 +233,11 @@ def status(
         typer.echo(json.dumps(as_data(answer), indent=2))
     else:
         print_status(answer, make_console())
+
+
+app.command(epilog="Example: tandem scale prefill=3 decode=2 --wait")(friendly(scale))
+app.command(epilog="Example: tandem drain decode-1 --wait")(friendly(drain))
+app.command(epilog="Example: tandem restart decode --wait")(friendly(restart))
 
 
 @app.command(epilog="Example: tandem doctor --config cluster.yaml")

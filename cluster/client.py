@@ -84,6 +84,29 @@ class Client:
         except grpc.aio.AioRpcError as exc:
             raise as_tandem_error(exc, self._endpoint) from exc
 
+    async def set_pool_sizes(self, *, prefill: int | None, decode: int | None, timeout_s: float = 10.0) -> None:
+        """Asks for sizes; None leaves a pool as it is."""
+        request = inference_pb2.SetPoolSizesRequest(prefill=prefill, decode=decode)
+        try:
+            await self._admin.SetPoolSizes(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise as_tandem_error(exc, self._endpoint) from exc
+
+    async def drain_worker(self, worker_id: str, *, timeout_s: float = 10.0) -> None:
+        """Asks that a worker be taken out."""
+        try:
+            await self._admin.DrainWorker(inference_pb2.DrainWorkerRequest(worker_id=worker_id), timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise as_tandem_error(exc, self._endpoint) from exc
+
+    async def restart_pool(self, role: str, *, timeout_s: float = 10.0) -> int:
+        """Asks that every worker of a pool be replaced; the generation that the new ones will have."""
+        try:
+            answer = await self._admin.RestartPool(inference_pb2.RestartPoolRequest(role=role), timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise as_tandem_error(exc, self._endpoint) from exc
+        return answer.generation
+
     async def models(self, *, timeout_s: float = 10.0) -> list[inference_pb2.Model]:
         """What the router serves."""
         try:

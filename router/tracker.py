@@ -175,5 +175,7 @@ class WorkerTracker:
                 worker_id=record.worker_id, role=record.role, state="unreachable", epoch=record.epoch
             )
         status.address = record.address
+        status.generation = record.generation
+        status.node = record.node
         return status
 
