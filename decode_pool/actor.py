@@ -36,6 +36,7 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], No
         fingerprint=facts.fingerprint,
         transport=transport,
         max_batch_sequences=config.decode.max_batch_sequences,
+        growth_tokens=config.decode.growth_tokens,
         lease_s=config.transfer.lease_s,
         on_crash=exit_on_crash,
     )

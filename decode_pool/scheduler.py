@@ -1,9 +1,11 @@
 """Continuous batching for decode: which sequences hold blocks, and which take part in the next iteration. Pure.
 
-A sequence passes OFFERED (waits for blocks, first come, first served) > RESERVED (holds every block that its prompt and
-its whole output can need; its KV is moving in) > READY (delivered) > RUNNING. Because everything is reserved before
-the first byte moves, a running sequence never runs out of blocks and is never preempted; when blocks run out, offers
-wait. Sequences join and leave at every iteration.
+A sequence passes OFFERED (waits for blocks, first come, first served) > RESERVED (holds the blocks of its prompt and of
+the first part of its output; its KV is moving in) > READY (delivered) > RUNNING. Running sequences grow by a few blocks
+at a time. Every grant, to an offer or to a running sequence, keeps the pool in a safe state (`safety.py`), so that all
+can finish whatever length their outputs take: nothing is preempted, dropped or deadlocked. Where a grant would not be
+safe, an offer waits in the queue and a running sequence skips iterations until others give blocks back.
+Sequences join and leave at every iteration.
 
 Shape shared with the prefill pool and the simulator: add / schedule / commit / abort / check_invariants.
 """
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from decode_pool.safety import Claim, is_safe
 from tandem.kv.block_pool import BlockPool
 from tandem.types import BlockId, FinishReason, Request, RequestId
 
@@ -69,9 +72,12 @@ class DecodeOutput:
 class DecodeScheduler:
     """Owns the queue and the block pool of one decode worker."""
 
-    def __init__(self, pool: BlockPool, *, block_size: int, max_batch_sequences: int) -> None:
+    def __init__(
+        self, pool: BlockPool, *, block_size: int, max_batch_sequences: int, growth_tokens: int = 256
+    ) -> None:
         self.pool = pool
         self._block_size = block_size
+        self._growth_blocks = max(1, growth_tokens // block_size)
         self._max_batch_sequences = max_batch_sequences
         self._sequences: dict[RequestId, DecodeSequence] = {}
         self._executing: frozenset[RequestId] = frozenset()
@@ -105,8 +111,30 @@ class DecodeScheduler:
         return len(self._sequences)
 
     def num_blocks_for(self, request: Request) -> int:
-        """Blocks that prompt and output can need: the last output token's own KV is never written."""
+        """Most blocks that prompt and output can need: the last output token's own KV is never written."""
         return -(-(len(request.prompt_token_ids) + request.sampling.max_tokens - 1) // self._block_size)
+
+    def _num_first_blocks(self, request: Request) -> int:
+        """Blocks reserved before a byte moves: the prompt, and room for the output to begin."""
+        num_prompt_blocks = -(-len(request.prompt_token_ids) // self._block_size)
+        return min(self.num_blocks_for(request), num_prompt_blocks + self._growth_blocks)
+
+    def _grant(self, sequence: DecodeSequence, num_blocks: int) -> bool:
+        """Gives a sequence `num_blocks` more if all can still finish then."""
+        if not self.pool.can_allocate(num_blocks):
+            return False
+        claims = [self._claim(s) for s in self._sequences.values() if s.block_ids and s is not sequence]
+        most = self.num_blocks_for(sequence.request)
+        claims.append(Claim(num_held=len(sequence.block_ids) + num_blocks, num_most=most))
+        if not is_safe(claims, self.pool.num_free - num_blocks):
+            return False
+        blocks = self.pool.allocate(num_blocks)
+        assert blocks is not None
+        sequence.block_ids += blocks
+        return True
+
+    def _claim(self, sequence: DecodeSequence) -> Claim:
+        return Claim(num_held=len(sequence.block_ids), num_most=self.num_blocks_for(sequence.request))
 
     def add(self, request: Request) -> None:
         """Queues a handoff offer. The caller has checked that it can ever fit."""
@@ -120,10 +148,9 @@ class DecodeScheduler:
         for request_id, sequence in self._sequences.items():
             if sequence.phase is not Phase.OFFERED:
                 continue
-            blocks = self.pool.allocate(self.num_blocks_for(sequence.request))
-            if blocks is None:
+            if not self._grant(sequence, self._num_first_blocks(sequence.request)):
                 break
-            sequence.block_ids, sequence.phase = blocks, Phase.RESERVED
+            sequence.phase = Phase.RESERVED
             reserved.append(request_id)
         return tuple(reserved)
 
@@ -139,16 +166,24 @@ class DecodeScheduler:
         sequence.phase = Phase.READY
 
     def schedule(self) -> DecodePlan:
-        """The next batch: everything that runs, then ready sequences in order. May be empty."""
+        """The next batch: what runs and has room for a token, then ready sequences in order. May be empty."""
         assert not self._executing, "the last plan has not been committed"
         running = [s for s in self._sequences.values() if s.phase is Phase.RUNNING]
         ready = [s for s in self._sequences.values() if s.phase is Phase.READY]
         admitted = ready[: max(0, self._max_batch_sequences - len(running))]
         for sequence in admitted:
             sequence.phase = Phase.RUNNING
-        steps = tuple(self._step(sequence) for sequence in [*running, *admitted])
+        steps = tuple(self._step(sequence) for sequence in [*running, *admitted] if self._has_room(sequence))
         self._executing = frozenset(step.request.request_id for step in steps)
         return DecodePlan(steps=steps, admitted=tuple(s.request.request_id for s in admitted))
+
+    def _has_room(self, sequence: DecodeSequence) -> bool:
+        """Whether the newest token's KV has a block, growing the sequence if need be and if that is safe."""
+        num_tokens = len(sequence.request.prompt_token_ids) + len(sequence.output)
+        if num_tokens <= len(sequence.block_ids) * self._block_size:
+            return True
+        left = self.num_blocks_for(sequence.request) - len(sequence.block_ids)
+        return self._grant(sequence, min(left, self._growth_blocks)) or self._grant(sequence, 1)
 
     def _step(self, sequence: DecodeSequence) -> DecodeStep:
         num_output = len(sequence.output)
@@ -209,8 +244,10 @@ class DecodeScheduler:
     def check_invariants(self) -> None:
         """Asserts that blocks are held by exactly the sequences past OFFERED."""
         self.pool.check_invariants()
+        assert is_safe([self._claim(s) for s in self._sequences.values() if s.block_ids], self.pool.num_free)
         held = [b for s in self._sequences.values() for b in s.block_ids]
         assert len(held) == len(set(held)) == self.pool.num_blocks - self.pool.num_free
         for sequence in self._sequences.values():
             assert bool(sequence.block_ids) == (sequence.phase > Phase.OFFERED)
+            assert len(sequence.block_ids) <= self.num_blocks_for(sequence.request)
             assert len(sequence.output) < sequence.request.sampling.max_tokens

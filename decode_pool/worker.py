@@ -63,6 +63,7 @@ class DecodeWorker:
         fingerprint: str,
         transport: Transport,
         max_batch_sequences: int,
+        growth_tokens: int = 256,
         lease_s: float,
         on_crash: Callable[[BaseException], None],
     ) -> None:
@@ -84,6 +85,7 @@ class DecodeWorker:
             BlockPool(executor.cache.num_blocks),
             block_size=executor.cache.layout.block_size,
             max_batch_sequences=max_batch_sequences,
+            growth_tokens=growth_tokens,
         )
         self._engine: Engine[DecodePlan, list[int]] = Engine(
             "decode-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
@@ -255,6 +257,7 @@ class DecodeWorker:
         if not self._legs:
             self._idle.set()
         self._reserve()
+        self._engine.wake()  # a sequence that waits for blocks may go on
 
     def _on_outputs(self, outputs: tuple[DecodeOutput, ...]) -> None:
         for output in outputs:

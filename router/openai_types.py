@@ -57,6 +57,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 
 
+DEFAULT_COMPLETION_TOKENS = 16
+
+
 class StreamOptions(BaseModel):
     """`include_obfuscation` pads OpenAI's own streams; here it has nothing to act on."""
 
@@ -115,6 +118,11 @@ class CompletionBody(_Body):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
+
+    def options(self) -> SamplingOptions:
+        """As OpenAI's completions, 16 tokens where `max_tokens` is left out."""
+        options = super().options()
+        return options if options.max_tokens is not None else replace(options, max_tokens=DEFAULT_COMPLETION_TOKENS)
 
     def prompts(self) -> list[Prompt]:
         """One or more prompts. Raises InvalidRequest for anything but the four forms."""

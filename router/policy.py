@@ -21,9 +21,14 @@ class Route:
     decode: WorkerView | None
 
 
+EXPECTED_OUTPUT_TOKENS = 256
+"""Output that a request is taken to have for balancing, where its max_tokens allows more."""
+
+
 def num_decode_blocks(request: Request, block_size: int) -> int:
-    """Blocks that a decode worker reserves for the request."""
-    return -(-(len(request.prompt_token_ids) + request.sampling.max_tokens - 1) // block_size)
+    """Blocks that a request is expected to take on a decode worker."""
+    num_output_tokens = min(request.sampling.max_tokens, EXPECTED_OUTPUT_TOKENS)
+    return -(-(len(request.prompt_token_ids) + num_output_tokens) // block_size)
 
 
 def route(view: ClusterView, request: Request, now: float) -> Route:

@@ -1,4 +1,4 @@
-"""The configuration of a cluster: frozen sections with their bounds. Pure; reading files is `cluster/launch.py`'s.
+"""The configuration of a cluster: frozen sections with their bounds. Pure; reading files is `cluster/config_file.py`'s.
 
 `from_mapping` turns a parsed YAML/JSON document into a `ClusterConfig`; every error names field, value and bound.
 """
@@ -82,6 +82,8 @@ class DecodeConfig:
     """KV blocks of each worker."""
     max_batch_sequences: int = 64
     """Most sequences in one iteration."""
+    growth_tokens: int = 256
+    """Output tokens for which blocks are reserved at first, and again each time they are used up."""
     num_threads: int = 0
     """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
 
@@ -89,6 +91,7 @@ class DecodeConfig:
         _require(1 <= self.num_workers <= 1024, "decode.num_workers", self.num_workers, "1 to 1024")
         _require(self.num_blocks >= 2, "decode.num_blocks", self.num_blocks, "2 or more")
         _require(self.max_batch_sequences >= 1, "decode.max_batch_sequences", self.max_batch_sequences, "1 or more")
+        _require(self.growth_tokens >= 1, "decode.growth_tokens", self.growth_tokens, "1 or more")
         _require(self.num_threads >= 0, "decode.num_threads", self.num_threads, "0 or more")
 
 
@@ -170,6 +173,10 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         _require(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "0 or more")
+        for name, num_blocks in (("prefill", self.prefill.num_blocks), ("decode", self.decode.num_blocks)):
+            needed = -(-self.model.max_context_tokens // self.model.block_size)
+            bound = f"{needed} or more, to hold model.max_context_tokens"
+            _require(num_blocks >= needed, f"{name}.num_blocks", num_blocks, bound)
         _require(bool(self.cluster), "cluster", self.cluster, "a name")
 
 

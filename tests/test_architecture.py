@@ -55,6 +55,7 @@ PURE = (
     "kv_transfer/destination.py",
     "prefill_pool/scheduler.py",
     "decode_pool/scheduler.py",
+    "decode_pool/safety.py",
     "router/view.py",
     "router/policy.py",
     "router/charges.py",

@@ -11,8 +11,10 @@ from tandem.types import FinishReason, RequestId
 from tests.factories import make_request
 
 
-def make_scheduler(*, num_blocks: int = 64, max_batch: int = 8) -> DecodeScheduler:
-    return DecodeScheduler(BlockPool(num_blocks), block_size=4, max_batch_sequences=max_batch)
+def make_scheduler(*, num_blocks: int = 64, max_batch: int = 8, growth_tokens: int = 256) -> DecodeScheduler:
+    return DecodeScheduler(
+        BlockPool(num_blocks), block_size=4, max_batch_sequences=max_batch, growth_tokens=growth_tokens
+    )
 
 
 def run(scheduler: DecodeScheduler, token: int = 7) -> tuple[DecodePlan, tuple[DecodeOutput, ...]]:
@@ -62,6 +64,28 @@ def test_offers_wait_in_order_while_blocks_are_out() -> None:
     assert scheduler.reserve() == (RequestId("b"),)
 
 
+def test_many_requests_that_may_become_long_run_together_while_they_are_short() -> None:
+    scheduler = make_scheduler(num_blocks=80, growth_tokens=4)
+    for i in range(8):
+        admit(scheduler, f"r{i}", max_tokens=200)
+    assert len(run(scheduler)[0].steps) == 8
+
+
+def test_when_all_become_long_some_wait_and_all_finish() -> None:
+    scheduler = make_scheduler(num_blocks=80, growth_tokens=4)
+    for i in range(8):
+        admit(scheduler, f"r{i}", max_tokens=200)
+    finished, paused = 0, False
+    while not scheduler.is_idle:
+        plan, outputs = run(scheduler)
+        assert plan.steps
+        paused = paused or len(plan.steps) < scheduler.num_running
+        finished += sum(output.finish_reason is not None for output in outputs)
+    assert paused
+    assert finished == 8
+    assert scheduler.pool.num_free == 80
+
+
 def test_the_batch_is_capped_and_the_rest_waits_for_its_turn() -> None:
     scheduler = make_scheduler(max_batch=2)
     for name in ("a", "b", "c"):
@@ -93,7 +117,8 @@ def test_blocks_that_a_running_iteration_writes_are_freed_only_when_it_is_commit
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_whatever_happens_every_block_comes_back_and_nobody_is_forgotten(data: st.DataObject) -> None:
-    scheduler = make_scheduler(num_blocks=8, max_batch=2)
+    growth_tokens = data.draw(st.sampled_from([1, 4, 8, 256]))
+    scheduler = make_scheduler(num_blocks=8, max_batch=data.draw(st.integers(1, 4)), growth_tokens=growth_tokens)
     names = [RequestId(f"r{i}") for i in range(data.draw(st.integers(1, 8)))]
     for name in names:
         scheduler.add(
@@ -106,18 +131,19 @@ def test_whatever_happens_every_block_comes_back_and_nobody_is_forgotten(data: s
         )
     moving: list[RequestId] = []
     ended: set[RequestId] = set()
-    for _ in range(400):
+    for turn in range(400):
+        is_wild = turn < 40
         moving += scheduler.reserve()
-        if moving and data.draw(st.booleans()):
+        if moving and (not is_wild or data.draw(st.booleans())):
             scheduler.deliver(moving.pop(0), 0)
         plan = scheduler.schedule()
-        victim = data.draw(st.sampled_from([None, None, None, *names]))
+        victim = data.draw(st.sampled_from([None, None, None, *names])) if is_wild else None
         if victim is not None and victim not in ended:
             if not scheduler.abort(victim):
                 moving.remove(victim)
                 scheduler.release(victim)
             ended.add(victim)
-        tokens = [data.draw(st.integers(0, 3)) for _ in plan.steps]
+        tokens = [data.draw(st.integers(0, 3)) if is_wild else 2 for _ in plan.steps]
         for output in scheduler.commit(plan, tokens):
             assert output.request_id not in ended
             if output.finish_reason is not None:

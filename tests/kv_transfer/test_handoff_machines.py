@@ -55,9 +55,20 @@ class Flight:
 class HandoffWorld(RuleBasedStateMachine):
     """One source, one destination, and everything that can go wrong between them."""
 
-    @initialize(first_block=st.integers(0, NUM_BLOCKS), max_resends=st.integers(0, 2))
-    def start(self, first_block: int, max_resends: int) -> None:
+    @initialize(
+        first_block=st.integers(0, NUM_BLOCKS),
+        max_resends=st.integers(0, 2),
+        trouble_after=st.integers(0, 25),
+        lost=st.sets(st.integers(0, 7), max_size=2),
+        ending=st.sampled_from(["silent", "fair", "stuck"]),
+    )
+    def start(self, first_block: int, max_resends: int, trouble_after: int, lost: set[int], ending: str) -> None:
         self.now = 0.0
+        self.num_steps = 0
+        self.trouble_after = trouble_after
+        self.lost = lost
+        self.fenced = False
+        self.ending = ending
         self.first_block = first_block
         self.source = SourceHandoff(lease_s=LEASE_S, max_resends=max_resends, now=0.0)
         self.destination = DestinationHandoff(
@@ -113,6 +124,7 @@ class HandoffWorld(RuleBasedStateMachine):
             match action:
                 case ReleaseBlocks():
                     assert not any(f.placed and not f.over for f in self.flights)
+                    assert self.fenced or self.source.ended, "the writer has not stopped"
                     self.destination_released += 1
                 case Deliver(record=record):
                     assert not any(f.placed and not f.over for f in self.flights)
@@ -122,6 +134,7 @@ class HandoffWorld(RuleBasedStateMachine):
                 case Fence():
                     self.fencing = True
                 case Failed(reason=reason):
+                    assert "digest" not in reason, "nothing is damaged unseen here"
                     self.failures.append(reason)
                 case SendTicket() | SendNack() | SendDelivered() | SendAbort():
                     if self.connected:
@@ -132,6 +145,8 @@ class HandoffWorld(RuleBasedStateMachine):
     def post(self, blocks: BlockRange) -> None:
         if self.source.posting(blocks):
             self.flights.append(Flight(blocks=blocks, epoch=self.source.epoch))
+            if len(self.flights) - 1 in self.lost:
+                self.message_over(self.flights[-1], None)
 
     # --- what may happen
 
@@ -156,9 +171,7 @@ class HandoffWorld(RuleBasedStateMachine):
     def source_hears(self) -> None:
         match self.to_source.pop(0):
             case SendTicket(epoch=epoch, lease_s=lease_s, first_block=first_block):
-                self.do_source(
-                    self.source.ticket(epoch=epoch, lease_s=lease_s, first_block=first_block, now=self.now)
-                )
+                self.do_source(self.source.ticket(epoch=epoch, lease_s=lease_s, first_block=first_block, now=self.now))
             case SendNack(blocks=blocks, reason=reason):
                 self.do_source(self.source.nack(blocks, reason, self.now))
             case SendDelivered():
@@ -199,7 +212,10 @@ class HandoffWorld(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.booleans())
     def a_message_lands(self, data: st.DataObject, fails: bool) -> None:
         flight = data.draw(st.sampled_from([f for f in self.flights if f.placed and not f.over]))
+        moving = self.destination.state is HandoffState.MOVING
         self.land(flight, "bit flip" if fails else None)
+        if fails and moving and self.connected:
+            assert any(isinstance(a, SendNack) and a.blocks == flight.blocks for a in self.to_source)
 
     def land(self, flight: Flight, error: str | None) -> None:
         flight.over = True
@@ -232,6 +248,7 @@ class HandoffWorld(RuleBasedStateMachine):
     def a_stale_message_is_never_placed(self, epoch: int) -> None:
         assert not self.destination.may_place(BlockRange(layer=0, first_block=0, num_blocks=1), Epoch(epoch))
 
+    @precondition(lambda self: self.num_steps >= self.trouble_after)
     @rule(side=st.sampled_from(["source", "destination"]))
     def one_side_aborts(self, side: str) -> None:
         if side == "source":
@@ -239,23 +256,59 @@ class HandoffWorld(RuleBasedStateMachine):
         else:
             self.do_destination(self.destination.abort("client gone"))
 
-    @precondition(lambda self: self.connected)
-    @rule()
-    def the_control_channel_breaks(self) -> None:
+    @precondition(lambda self: self.connected and self.num_steps >= self.trouble_after)
+    @rule(receives_stop=st.booleans())
+    def the_control_channel_breaks(self, receives_stop: bool) -> None:
         self.connected = False
         self.to_source.clear()
         self.to_destination.clear()
         self.do_source(self.source.peer_lost("broken", self.now))
         self.do_destination(self.destination.peer_lost("broken"))
+        if receives_stop:
+            if self.quiescing or self.fencing:
+                self.receives_stop()
+            assert self.destination.ended, "it needs no clock to end"
 
-    @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]), renew=st.booleans())
-    def time_passes(self, seconds: float, renew: bool) -> None:
+    @precondition(lambda self: self.num_steps >= self.trouble_after)
+    @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
+    def time_passes_in_silence(self, seconds: float) -> None:
         self.now += seconds
-        if renew and self.connected:
+        self.do_source(self.source.tick(self.now))
+        self.do_destination(self.destination.tick(self.now))
+
+    @rule()
+    def time_passes_in_contact(self) -> None:
+        self.now += LEASE_S / 4
+        if self.connected:
             self.do_destination(self.destination.renewed(self.now))
             self.do_source(self.source.renewed(self.now))
         self.do_source(self.source.tick(self.now))
         self.do_destination(self.destination.tick(self.now))
+
+    @rule(num_steps=st.integers(1, 4))
+    def all_goes_well(self, num_steps: int) -> None:
+        """What moves a handoff on, a few times over: so that trouble finds handoffs that have come far."""
+        for _ in range(num_steps):
+            if self.destination.state is HandoffState.OFFERED:
+                self.blocks_are_reserved()
+            elif self.to_source:
+                self.source_hears()
+            elif self.to_destination:
+                self.destination_hears()
+            elif self.source.may_send and self.unposted:
+                self.a_layer_is_computed()
+            elif self.source.may_send and not self.posted:
+                self.prompt_is_computed()
+            else:
+                self.messages_move_on()
+
+    def messages_move_on(self) -> None:
+        for flight in [f for f in self.flights if not f.over]:
+            if flight.placed or self.destination.may_place(flight.blocks, flight.epoch):
+                flight.placed = True
+                self.land(flight, None)
+            else:
+                self.message_over(flight, None)
 
     @precondition(lambda self: self.quiescing or self.fencing)
     @rule()
@@ -264,6 +317,7 @@ class HandoffWorld(RuleBasedStateMachine):
         for flight in [f for f in self.flights if f.placed and not f.over]:
             self.land(flight, "cancelled")
         if fencing:
+            self.fenced = True
             self.do_destination(self.destination.fenced())
         else:
             self.do_destination(self.destination.receives_stopped())
@@ -274,6 +328,7 @@ class HandoffWorld(RuleBasedStateMachine):
     def machines_are_sound(self) -> None:
         if not hasattr(self, "source"):
             return
+        self.num_steps += 1
         self.source.check_invariants()
         self.destination.check_invariants()
         assert self.source_released <= 1
@@ -288,22 +343,53 @@ class HandoffWorld(RuleBasedStateMachine):
         if self.source_released:
             assert not any(f.source_waits for f in self.flights)
 
-    def teardown(self) -> None:
-        """Left alone, with clocks running and receives stopping, both sides end and give everything back."""
-        if not hasattr(self, "source"):
-            return
-        held = self.destination.state not in (HandoffState.OFFERED, HandoffState.EXPIRED)
+    def all_is_heard(self) -> None:
+        while self.to_source or self.to_destination:
+            if self.to_source:
+                self.source_hears()
+            if self.to_destination:
+                self.destination_hears()
+        if self.quiescing or self.fencing:
+            self.receives_stop()
+
+    def end_in_silence(self) -> None:
+        """Nobody renews, no message moves: the clocks alone end it."""
         for _ in range(6):
             self.now += LEASE_S + 1
             self.do_source(self.source.tick(self.now))
             self.do_destination(self.destination.tick(self.now))
-            while self.to_source or self.to_destination:
-                if self.to_source:
-                    self.source_hears()
-                if self.to_destination:
-                    self.destination_hears()
-            if self.quiescing or self.fencing:
-                self.receives_stop()
+            self.all_is_heard()
+
+    def end_in_fairness(self) -> None:
+        """Both renew, what can be done is done, nothing more is lost: it ends, and no lease has run out for it."""
+        failures = len(self.failures)
+        for _ in range(40):
+            self.all_is_heard()
+            self.all_goes_well(8)
+            self.messages_move_on()
+            self.time_passes_in_contact()
+        assert not any("lease" in reason or "silent" in reason for reason in self.failures[failures:])
+
+    def end_though_stuck(self) -> None:
+        """One side has given up, both renew, but no send ends by itself: the fences end it."""
+        self.one_side_aborts("destination" if len(self.flights) % 2 else "source")
+        for _ in range(16):
+            self.all_is_heard()
+            self.time_passes_in_contact()
+        self.all_is_heard()
+
+    def teardown(self) -> None:
+        """In each of three ways to go on, both sides end and give everything back."""
+        if not hasattr(self, "source"):
+            return
+        held = self.destination.state not in (HandoffState.OFFERED, HandoffState.EXPIRED)
+        if self.ending == "fair":
+            self.end_in_fairness()
+            held = self.destination.state is not HandoffState.EXPIRED
+        elif self.ending == "stuck":
+            self.end_though_stuck()
+        else:
+            self.end_in_silence()
         assert self.source.ended, self.source.state
         assert self.destination.ended, self.destination.state
         assert self.source_released == 1
@@ -318,5 +404,5 @@ def order(blocks: BlockRange) -> tuple[int, int]:
     return blocks.layer, blocks.first_block
 
 
-HandoffWorld.TestCase.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+HandoffWorld.TestCase.settings = settings(max_examples=500, stateful_step_count=30, deadline=None)
 TestHandoff = HandoffWorld.TestCase

@@ -17,6 +17,7 @@ from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, running
 TRANSPORTS: list[TransportName] = ["shm", "ucx"]
 PROMPT = make_prompt(75)
 OTHER = make_prompt(44, seed=1)
+LEASE_S = 1.5
 
 
 class Faults:
@@ -38,7 +39,7 @@ class Faults:
 
 
 async def tokens_over(model: Path, transport: TransportName, faults: Faults) -> list[int]:
-    async with running_pair(model, PairOptions(transport=transport, faults=faults)) as pair:
+    async with running_pair(model, PairOptions(transport=transport, faults=faults, lease_s=LEASE_S)) as pair:
         return await pair.run(PROMPT, max_tokens=8)
 
 
@@ -70,7 +71,7 @@ def test_messages_that_come_after_the_record_complete_the_handoff(gqa: Path, tra
     faults = Faults(Fault.DELAY, lambda i: i in (2, 5, 8))
 
     async def late() -> list[int]:
-        async with running_pair(gqa, PairOptions(transport=transport, faults=faults)) as pair:
+        async with running_pair(gqa, PairOptions(transport=transport, faults=faults, lease_s=LEASE_S)) as pair:
             legs = await Legs(pair, PROMPT, max_tokens=8).open()
             await legs.prefill.seen("first_token")
             await until(lambda: pair.fabric.num_held == 3)
@@ -106,7 +107,7 @@ def test_a_message_that_never_arrives_whole_fails_the_request_and_nothing_else(
         assert await pair.run(PROMPT, max_tokens=8) == monolithic(gqa, PROMPT, max_tokens=8)
 
     async def with_pair() -> None:
-        async with running_pair(gqa, PairOptions(transport=transport, faults=policy)) as pair:
+        async with running_pair(gqa, PairOptions(transport=transport, faults=policy, lease_s=LEASE_S)) as pair:
             await fails(pair)
 
     asyncio.run(with_pair())
@@ -135,7 +136,7 @@ def test_a_send_that_hangs_after_an_abort_is_fenced_within_a_lease(gqa: Path, tr
         return Fault.DELAY if header.handoff_id in victims else Fault.NONE
 
     async def hangs() -> None:
-        async with running_pair(gqa, PairOptions(transport=transport, faults=policy)) as pair:
+        async with running_pair(gqa, PairOptions(transport=transport, faults=policy, lease_s=LEASE_S)) as pair:
             legs = Legs(pair, PROMPT)
             victims.add(legs.handoff_id)
             await legs.open()

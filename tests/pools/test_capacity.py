@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,28 +17,28 @@ PROMPTS = [make_prompt(40, seed=seed) for seed in range(9)]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(
-    "blocks", [{"decode_blocks": 13}, {"prefill_blocks": 11}, {"decode_blocks": 6, "prefill_blocks": 5}]
-)
+@pytest.mark.parametrize(("prefill_blocks", "decode_blocks"), [(64, 13), (11, 64), (5, 6)])
 def test_requests_beyond_the_blocks_wait_and_all_finish_with_the_right_tokens(
-    gqa: Path, transport: TransportName, blocks: dict[str, int]
+    gqa: Path, transport: TransportName, prefill_blocks: int, decode_blocks: int
 ) -> None:
+    options = PairOptions(transport=transport, prefill_blocks=prefill_blocks, decode_blocks=decode_blocks)
+
     async def crowd() -> list[list[int]]:
-        async with running_pair(gqa, PairOptions(transport=transport, **blocks)) as pair:
+        async with running_pair(gqa, options) as pair:
             return await asyncio.gather(*(pair.run(prompt, max_tokens=9) for prompt in PROMPTS))
 
     assert asyncio.run(crowd()) == [monolithic(gqa, prompt, max_tokens=9) for prompt in PROMPTS]
 
 
 def test_requests_that_wait_for_blocks_longer_than_a_lease_are_not_given_up(gqa: Path) -> None:
-    options = PairOptions(decode_blocks=6, lease_s=0.3)
+    options = PairOptions(decode_blocks=6, lease_s=1.0)
 
     async def crowd() -> list[list[int]]:
         async with running_pair(gqa, options) as pair:
             pair.decode_executor.stop()
             requests = [asyncio.create_task(pair.run(prompt, max_tokens=9)) for prompt in PROMPTS[:3]]
             await asyncio.to_thread(pair.decode_executor.stopped.wait)
-            await asyncio.sleep(4 * options.lease_s)
+            await asyncio.sleep(2 * options.lease_s)
             pair.decode_executor.go()
             return await asyncio.gather(*requests)
 
@@ -47,11 +48,15 @@ def test_requests_that_wait_for_blocks_longer_than_a_lease_are_not_given_up(gqa:
 def test_requests_are_served_in_the_order_of_their_coming(gqa: Path) -> None:
     async def crowd() -> list[int]:
         order: list[int] = []
+
+        def note(number: int, _: object) -> None:
+            order.append(number)
+
         async with running_pair(gqa, PairOptions(decode_blocks=6, prefill_blocks=5)) as pair:
             legs = []
             for number, prompt in enumerate(PROMPTS[:5]):
                 legs.append(await Legs(pair, prompt, max_tokens=9).open())
-                legs[-1].decode.task.add_done_callback(lambda _, number=number: order.append(number))
+                legs[-1].decode.task.add_done_callback(partial(note, number))
             assert [await leg.errors() for leg in legs] == [(None, None)] * 5
         return order
 

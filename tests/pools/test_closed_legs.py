@@ -104,7 +104,8 @@ async def end_in_phase(
         return Fault.DELAY if header.handoff_id in held else Fault.NONE
 
     decode_blocks = VICTIM_BLOCKS if reach is before_the_ticket else 64
-    options = PairOptions(transport=transport, faults=policy, decode_blocks=decode_blocks)
+    lease_s = 1.5 if reach is moving else 10.0
+    options = PairOptions(transport=transport, faults=policy, decode_blocks=decode_blocks, lease_s=lease_s)
     async with running_pair(model, options) as pair:
         neighbour = await neighbour_in_decode(pair)
         legs = Legs(pair, VICTIM, max_tokens=VICTIM_TOKENS)

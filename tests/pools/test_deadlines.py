@@ -60,7 +60,7 @@ def test_time_that_runs_out_is_a_typed_error_and_every_block_comes_back(gqa: Pat
     def policy(header: MessageHeader, index: int) -> Fault:
         return Fault.DELAY if phase == "moving" else Fault.NONE
 
-    options = PairOptions(faults=policy, decode_blocks=6 if phase == "no ticket comes" else 64)
+    options = PairOptions(faults=policy, decode_blocks=6 if phase == "no ticket comes" else 64, lease_s=2.0)
     asyncio.run(run(gqa, options, phase))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -155,7 +156,7 @@ def test_a_malformed_message_in_a_handoff_ends_it_at_once(gqa: Path, message: wo
         async with running_pair(gqa, PairOptions(lease_s=60.0)) as pair:
             legs = Legs(pair, PROMPT)
             await legs.open_decode()
-            call = pair.decode_stub.Handoff()
+            call: Any = pair.decode_stub.Handoff()
             await call.write(worker_pb2.SourceMessage(offer=make_offer(legs)))
             assert (await call.read()).WhichOneof("message") == "ticket"
             await call.write(message)

@@ -95,7 +95,10 @@ def test_a_prefill_worker_that_falls_silent_loses_its_lease_and_its_late_message
     gqa: Path, transport: TransportName
 ) -> None:
     async def silent() -> None:
-        async with running_pair(gqa, PairOptions(transport=transport)) as pair, silent_source(pair) as (legs, source):
+        async with (
+            running_pair(gqa, PairOptions(transport=transport, lease_s=1.0)) as pair,
+            silent_source(pair) as (legs, source),
+        ):
             await source.send(layer=0, first_block=0)
             await until(lambda: holds(pair.decode.executor.cache.slab) > 1000)
             error = await legs.decode.error()
@@ -112,7 +115,7 @@ def test_a_prefill_worker_that_falls_silent_loses_its_lease_and_its_late_message
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_late_messages_do_not_reach_the_request_that_has_the_blocks_now(gqa: Path, transport: TransportName) -> None:
-    options = PairOptions(transport=transport, decode_blocks=3)
+    options = PairOptions(transport=transport, decode_blocks=3, lease_s=1.0)
 
     async def late() -> list[int]:
         async with running_pair(gqa, options) as pair, silent_source(pair) as (legs, source):
@@ -130,11 +133,11 @@ def test_late_messages_do_not_reach_the_request_that_has_the_blocks_now(gqa: Pat
 
 
 def test_a_renewed_lease_does_not_run_out(gqa: Path) -> None:
-    options = PairOptions(lease_s=0.4)
+    options = PairOptions(lease_s=1.0)
 
     async def renewed() -> None:
         async with running_pair(gqa, options) as pair, silent_source(pair) as (legs, source):
-            for _ in range(12):
+            for _ in range(6):
                 await source.call.write(worker_pb2.SourceMessage(renew=worker_pb2.LeaseRenewal(epoch=4)))
                 assert (await source.call.read()).WhichOneof("message") == "renewed"
                 await asyncio.sleep(options.lease_s / 4)
@@ -146,7 +149,7 @@ def test_a_renewed_lease_does_not_run_out(gqa: Path) -> None:
 
 
 def test_a_prefill_worker_that_does_not_say_drained_is_fenced_though_it_renews(gqa: Path) -> None:
-    options = PairOptions(lease_s=0.4)
+    options = PairOptions(lease_s=1.0)
 
     async def stubborn() -> None:
         async with running_pair(gqa, options) as pair, silent_source(pair) as (legs, source):
@@ -196,6 +199,9 @@ class SilentDestination(worker_pb2_grpc.DecodeWorkerServicer):
         self.heard: list[str] = []
         self.may_end = asyncio.Event()
 
+    def Decode(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.DecodeEvent]:
+        raise AssertionError("nobody opens a decode leg here")
+
     async def Handoff(self, request_iterator: Any, context: Any) -> AsyncIterator[worker_pb2.DestinationMessage]:
         async for message in request_iterator:
             kind = message.WhichOneof("message")
@@ -218,7 +224,7 @@ async def silent_destination(
 ) -> AsyncIterator[tuple[SilentDestination, str]]:
     transport = make_transport(transport_name, worker_id=WorkerId("silent"))
     transport.serve(TakesNothing())
-    servicer = SilentDestination(transport, with_ticket=with_ticket, lease_s=0.4)
+    servicer = SilentDestination(transport, with_ticket=with_ticket, lease_s=1.0)
     server = await start_server(
         "127.0.0.1", 0, lambda s: worker_pb2_grpc.add_DecodeWorkerServicer_to_server(servicer, s), ()
     )
@@ -248,7 +254,7 @@ def test_a_decode_worker_that_falls_silent_is_given_up_after_a_lease(
         return Fault.DELAY if stuck and header.epoch == 9 else Fault.NONE
 
     async def silent() -> None:
-        options = PairOptions(transport=transport, faults=policy, lease_s=0.4)
+        options = PairOptions(transport=transport, faults=policy, lease_s=1.0)
         async with (
             running_pair(gqa, options) as pair,
             silent_destination(transport, with_ticket=with_ticket) as (

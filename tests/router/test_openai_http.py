@@ -253,6 +253,18 @@ def test_a_malformed_body_is_a_400_that_says_why(content, words):
 
 
 @runs_async
+async def test_completions_without_max_tokens_stop_after_sixteen_as_openai_s_do():
+    def script(request):
+        return Script(token_ids=[5], repeat=True)
+
+    dispatcher = FakeDispatcher(script)
+    async with running(dispatcher) as router, client(router) as http:
+        reply = (await http.post("/v1/completions", json=TEXT)).json()
+    assert dispatcher.dispatches[0].request.sampling.max_tokens == 16
+    assert reply["usage"]["completion_tokens"] == 16
+
+
+@runs_async
 async def test_max_tokens_beyond_the_context_names_the_numbers():
     error = (await post("/v1/completions", json={**TEXT, "max_tokens": 100_000})).json()["error"]
     assert error["code"] == "context_length_exceeded"
@@ -329,7 +341,8 @@ async def test_a_client_that_stops_reading_is_ended_and_others_go_on():
     long_name = ServedModel(name="m" * 20_000, max_context_tokens=100_000, block_size=16)  # fills the sockets fast
     dispatcher = FakeDispatcher(script, served=long_name)
     async with running(dispatcher, output_buffer_tokens=64) as router, client(router) as http:
-        sock = await send_raw(router.http_address, {**TEXT, "stream": True, "seed": 1, "return_token_ids": True})
+        body = {**TEXT, "stream": True, "seed": 1, "return_token_ids": True, "max_tokens": 90_000}
+        sock = await send_raw(router.http_address, body)
         await dispatcher.arrived.wait()
         await dispatcher.dispatches[0].aborted.wait()
         assert (await http.post("/v1/completions", json=TEXT)).status_code == 200

@@ -1,0 +1,120 @@
+"""Single rules of the two handoff machines that the clocks would otherwise make good, only later."""
+
+from __future__ import annotations
+
+from kv_transfer.destination import DestinationHandoff
+from kv_transfer.handoff import (
+    Action,
+    BlockRange,
+    Failed,
+    Fence,
+    HandoffState,
+    Record,
+    ReleaseBlocks,
+    Resend,
+    SendAbort,
+    SendDrained,
+    SendNack,
+    StopReceiving,
+    combined_digest,
+)
+from kv_transfer.source import SourceHandoff
+from tandem.types import Epoch
+
+LEASE_S = 10.0
+FIRST = BlockRange(layer=0, first_block=0, num_blocks=2)
+SECOND = BlockRange(layer=1, first_block=0, num_blocks=2)
+
+
+def make_source(*, max_resends: int = 1) -> SourceHandoff:
+    source = SourceHandoff(lease_s=LEASE_S, max_resends=max_resends, now=0.0)
+    source.ticket(epoch=Epoch(3), lease_s=LEASE_S, first_block=0, now=0.0)
+    return source
+
+
+def make_destination() -> DestinationHandoff:
+    destination = DestinationHandoff(epoch=Epoch(3), num_layers=2, num_blocks=2, lease_s=LEASE_S, now=0.0)
+    destination.reserved()
+    return destination
+
+
+def make_record(*digests: int) -> Record:
+    return Record(
+        first_token_id=1,
+        finish_reason=None,
+        num_cached_tokens=0,
+        num_messages=len(digests),
+        digest=combined_digest(digests),
+    )
+
+
+def kinds(actions: list[Action]) -> list[type[Action]]:
+    return [type(action) for action in actions]
+
+
+def test_a_nack_that_is_quicker_than_the_send_is_answered_when_the_send_is_over() -> None:
+    source = make_source()
+    assert source.posting(FIRST)
+    assert source.nack(FIRST, "bit flip", now=1.0) == []
+    assert source.sent(FIRST, None) == [Resend(blocks=FIRST)]
+
+
+def test_a_nack_of_several_messages_in_one_range_resends_each_of_them_as_it_was() -> None:
+    halves = [BlockRange(layer=0, first_block=0, num_blocks=1), BlockRange(layer=0, first_block=1, num_blocks=1)]
+    source = make_source()
+    for blocks in [*halves, SECOND]:
+        assert source.posting(blocks)
+        assert source.sent(blocks, None) == []
+    assert source.nack(FIRST, "it did not arrive", now=1.0) == [Resend(blocks=blocks) for blocks in halves]
+
+
+def test_a_range_is_resent_only_so_often() -> None:
+    source = make_source(max_resends=2)
+    assert source.posting(FIRST)
+    for _ in range(2):
+        assert source.sent(FIRST, "lost") == [Resend(blocks=FIRST)]
+        assert source.posting(FIRST)
+    assert kinds(source.sent(FIRST, "lost")) == [SendAbort, Failed, SendDrained, ReleaseBlocks]
+
+
+def test_a_nack_that_came_too_early_does_not_fail_a_handoff() -> None:
+    source = make_source(max_resends=0)
+    assert source.posting(FIRST)
+    assert source.nack(FIRST, "it did not arrive", now=1.0) == []
+    assert source.sent(FIRST, None) == []
+    assert source.may_send
+
+
+def test_a_send_that_hangs_after_delivery_to_a_peer_that_went_is_fenced_after_a_lease() -> None:
+    source = make_source()
+    assert source.posting(FIRST)
+    assert source.delivered(now=1.0) == []
+    assert source.peer_lost("closed", now=1.0) == []
+    assert source.tick(1.0 + LEASE_S - 0.1) == []
+    assert source.tick(1.0 + LEASE_S) == [Fence()]
+    assert source.sent(FIRST, "closed") == [ReleaseBlocks()]
+    assert source.state is HandoffState.DELIVERED
+
+
+def test_a_digest_that_does_not_match_fails_the_handoff() -> None:
+    destination = make_destination()
+    for blocks, digest in ((FIRST, 5), (SECOND, 6)):
+        assert destination.may_place(blocks, Epoch(3))
+        assert destination.landed(blocks, digest=digest, error=None) == []
+    assert kinds(destination.record(make_record(5, 7))) == [SendAbort, Failed, StopReceiving]
+
+
+def test_what_is_missing_is_asked_for_after_half_a_lease_of_standstill() -> None:
+    destination = make_destination()
+    assert destination.may_place(FIRST, Epoch(3))
+    assert destination.landed(FIRST, digest=5, error=None) == []
+    assert destination.record(make_record(5, 6)) == []
+    assert destination.tick(1.0) == []
+    assert destination.tick(1.0 + LEASE_S / 2 - 0.1) == []
+    assert destination.tick(1.0 + LEASE_S / 2) == [SendNack(blocks=SECOND, reason="it did not arrive")]
+
+
+def test_nothing_is_missing_before_the_record_has_come() -> None:
+    destination = make_destination()
+    for now in (1.0, 4.0, 7.0, 9.0):
+        assert destination.tick(now) == []
