@@ -20,11 +20,11 @@ from typing import Any
 from cluster.controller import Controller
 from cluster.controller_settings import ControllerEvents, ControllerSettings
 from cluster.events import WorkerInfo
-from cluster.placement import WorkerPlacement
+from cluster.placement import Selector, WorkerPlacement
 from cluster.pools import RayPools
 from cluster.processes import usable_cores
 from cluster.ray_client import RayClient
-from tandem.config import ClusterConfig, from_mapping, to_mapping
+from tandem.config import ClusterConfig, from_mapping, split_labels, to_mapping
 from tandem.errors import TandemError
 from tandem.observability.logging import setup_logging
 from tandem.observability.server import serve_metrics
@@ -120,6 +120,10 @@ def controller_settings(config: ClusterConfig) -> ControllerSettings:
         drain_timeout_s=config.drain_timeout_s,
         settle_s=SETTLE_HEARTBEATS * config.registry.heartbeat_s,
         cores=usable_cores() if config.pin_cores else (),
+        selectors={
+            Role.PREFILL: Selector(labels=split_labels(config.prefill.nodes)),
+            Role.DECODE: Selector(labels=split_labels(config.decode.nodes)),
+        },
     )
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -18,6 +19,20 @@ TransportName = Literal["ucx", "shm"]
 def _require(ok: bool, name: str, value: object, bound: str) -> None:
     if not ok:
         raise ConfigError(f"{name} must be {bound}, got {value!r}", param=name)
+
+
+_LABEL = r"[\w./-]+=!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
+_LABELS = re.compile(rf"{_LABEL}(?:,{_LABEL})*")
+
+
+def _require_labels(value: str, name: str) -> None:
+    _require(not value or _LABELS.fullmatch(value) is not None, name, value, 'like "zone=a,rack=in(r1,r2),gpu=!t4"')
+
+
+def split_labels(value: str) -> tuple[tuple[str, str], ...]:
+    """(label, condition) pairs of a `nodes` field."""
+    pairs = (match[0].partition("=") for match in re.finditer(_LABEL, value))
+    return tuple((label, condition) for label, _, condition in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +72,8 @@ class PrefillConfig:
     """Prompt tokens for which tickets may be held or asked for at one decode worker ahead of compute."""
     num_threads: int = 0
     """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
+    nodes: str = ""
+    """Labels of nodes that may take this pool's workers, as in "zone=a,rack=in(r1,r2),gpu=!t4"; empty: all nodes."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.num_workers <= 1024, "prefill.num_workers", self.num_workers, "1 to 1024")
@@ -70,6 +87,7 @@ class PrefillConfig:
             "1 or more",
         )
         _require(self.num_threads >= 0, "prefill.num_threads", self.num_threads, "0 or more")
+        _require_labels(self.nodes, "prefill.nodes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +104,8 @@ class DecodeConfig:
     """Output tokens for which blocks are reserved at first, and again each time they are used up."""
     num_threads: int = 0
     """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
+    nodes: str = ""
+    """Labels of nodes that may take this pool's workers, as in "zone=a,rack=in(r1,r2),gpu=!t4"; empty: all nodes."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.num_workers <= 1024, "decode.num_workers", self.num_workers, "1 to 1024")
@@ -93,6 +113,7 @@ class DecodeConfig:
         _require(self.max_batch_sequences >= 1, "decode.max_batch_sequences", self.max_batch_sequences, "1 or more")
         _require(self.growth_tokens >= 1, "decode.growth_tokens", self.growth_tokens, "1 or more")
         _require(self.num_threads >= 0, "decode.num_threads", self.num_threads, "0 or more")
+        _require_labels(self.nodes, "decode.nodes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
