@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("engine", "transfer", "startup")
+NAMES = ("engine", "transfer", "startup", "scaling")
 
 
 def main() -> int:
