@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,6 +118,7 @@ class RayHead:
 
 def _forget(storage: RayStorage, cluster: str) -> None:
     """Takes Ray's state of the cluster out of Redis, so that the next head starts afresh."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "warning")  # it would tell the terminal of each step
     from ray._private.gcs_utils import cleanup_redis_storage
 
     removed = cleanup_redis_storage(

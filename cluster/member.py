@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from redis.exceptions import RedisError
 
@@ -24,9 +23,10 @@ from cluster.ray_environment import prepare_environment
 from cluster.ray_node import RayNode
 from cluster.ray_node_settings import NodeOffer
 from tandem.config import ClusterConfig
-from tandem.errors import ClusterError
+from tandem.errors import ClusterError, ConfigError
 from tandem.pool_state import PoolState
 from tandem.registry import Registry, WorkerRecord
+from tandem.tasks import cancel_all, raise_if_cancelled
 from tandem.types import WorkerId
 
 _LEAVE_MARGIN_S = 30.0
@@ -62,7 +62,7 @@ class Member:
     ) -> None:
         url = config.registry.redis_url
         if not url:
-            raise ClusterError("a node that joins needs the cluster's Redis: give --redis-url")
+            raise ConfigError("a node that joins needs the cluster's Redis: give --redis-url", param="registry.redis_url")
         self._config = config
         self._address = address
         self._offer = offer
@@ -118,8 +118,7 @@ class Member:
             self._is_over = True
             self._note("the head has ended the cluster")
         finally:
-            supervising.cancel()
-            await asyncio.gather(supervising, return_exceptions=True)
+            await cancel_all([supervising])
 
     async def _until_over(self) -> None:
         while True:
@@ -128,20 +127,22 @@ class Member:
                     return
             except RedisError:
                 await asyncio.sleep(_POLL_S)  # the pace of connecting again; nothing is decided without Redis
+                raise_if_cancelled()  # redis-py swallows that while it connects
 
     # --- leaving
 
     async def _leave(self) -> None:
         """Has the controller move this node's workers; raises ClusterError when some were cut off."""
-        if not await self._node.drain():
-            self._note("the head did not answer; this node's workers are cut off")
-            return
         left: list[WorkerId] = []
         try:
+            if not await self._node.drain():
+                left = [record.worker_id for record in await self._workers_here()]
+                _cut_off(left, "the head did not answer")
+                return
             async with asyncio.timeout(self._config.drain_timeout_s + _LEAVE_MARGIN_S):
                 await self._move_workers(left)
-        except TimeoutError as exc:
-            raise ClusterError(f"these workers had not left this node in time: {', '.join(left)}") from exc
+        except TimeoutError:
+            _cut_off(left, "they had not left in time")
         except RedisError as exc:
             raise ClusterError(f"this node's workers were cut off, Redis is away: {exc}") from exc
 
@@ -175,8 +176,9 @@ class Member:
         """Kills everything at once; nothing is moved. The process should exit right after."""
         kill_children()
         self._node.remove_temp_dir()
-        _remove(self._run_dir)
+        shutil.rmtree(self._run_dir, ignore_errors=True)
 
 
-def _remove(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
+def _cut_off(workers: list[WorkerId], why: str) -> None:
+    if workers:
+        raise ClusterError(f"workers of this node were cut off, {why}: {', '.join(workers)}")

@@ -24,6 +24,8 @@ START_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 10.0
 _GRACE_S = 10.0
 """Time in which a node's processes end by themselves, once told to."""
+_NO_GRACE_S = 0.3
+"""The same for a node that never stood, or has died: Ray's agents notice that only after ten seconds."""
 _LONGEST_TEMP_DIR = 40
 """Unix socket paths end at 107 bytes, and Ray's session adds about 65 to the directory."""
 _COMMAND = (sys.executable, "-m", "cluster.run_ray_node")
@@ -89,10 +91,10 @@ class RayNode:
                 await self._child.start([*_COMMAND, "--settings-json", settings.to_json()])
                 line = await self._child.line()
         except TimeoutError as exc:
-            await self.stop()
+            await self.stop(timeout_s=_NO_GRACE_S)
             raise ClusterError(f"the Ray node did not start within {START_TIMEOUT_S:g} s") from exc
         except BaseException:
-            await self.stop()
+            await self.stop(timeout_s=_NO_GRACE_S)
             raise
         self.address = RayAddress(head=line["address"], node_id=line["node_id"])
         return self.address
@@ -103,7 +105,7 @@ class RayNode:
 
     async def _restart(self) -> None:
         assert self._again is not None
-        await self.stop()
+        await self.stop(timeout_s=_NO_GRACE_S)
         await self._again()
 
     async def drain(self) -> bool:
@@ -123,9 +125,8 @@ class RayNode:
         """Ends the node and all its processes. Returns those that had to be killed. Idempotent."""
         if self._temp_dir is None:
             return []
-        processes = self.processes()
         await self._child.stop(timeout_s=timeout_s)
-        killed = await asyncio.to_thread(sweep, processes, timeout_s=timeout_s)
+        killed = await asyncio.to_thread(sweep, self.processes(), timeout_s=timeout_s)
         self.remove_temp_dir()
         return killed
 

@@ -40,11 +40,15 @@ def run_head(config: ClusterConfig, options: HeadOptions, *, ready_file: Path | 
             progress.pause()
             _print_head(info, config.cluster)
 
-        def on_stop() -> None:
-            console.print("stopping the cluster: running requests may finish; once more to stop at once", markup=False)
-
         launcher = ClusterLauncher(config, progress=progress, verbose=verbose, head=options)
-        asyncio.run(serve(launcher, ready_file=ready_file, on_ready=on_ready, on_stop=on_stop))
+        serving = serve(
+            launcher,
+            ready_file=ready_file,
+            on_ready=on_ready,
+            on_stop=progress.stopping,
+            on_force=progress.forced,
+        )
+        asyncio.run(serving)
 
 
 def _print_head(info: ClusterInfo, cluster: str) -> None:
@@ -68,17 +72,21 @@ def run_member(
         slots = json.dumps(dict(offer.resources))
         typer.echo(f"joined {info.head} after {info.total_s:.1f} s as {info.node_ip}, offering {slots}")
 
+    def on_stop(has_joined: bool) -> None:
+        does = "leaving: this node's workers move elsewhere" if has_joined else "stopping"
+        note(f"{does}; once more to end at once")
+
     async def run() -> None:
         member = Member(config, address=address, offer=offer, note=note, verbose=verbose)
         await serve(
             member,
             ready_file=ready_file,
             on_ready=on_ready,
-            on_stop=lambda: note("leaving: this node's workers move elsewhere; once more to leave at once"),
+            on_stop=on_stop,
             until=member.serve,
         )
 
     asyncio.run(run())
 
 
-__all__ = ["HeadOptions", "NodeOffer", "parse_labels", "run_head", "run_member", "slot_resources"]
+__all__ = ["HeadOptions", "parse_labels", "run_head", "run_member", "slot_resources"]

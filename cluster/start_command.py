@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cluster.ray_node_settings import LOOPBACK_IP, NodeOffer
 from tandem.errors import ConfigError
 from tandem.types import Role
 
@@ -64,10 +66,11 @@ def start(
     from cluster.config_file import load_config
 
     _check(head=head, address=address, no_workers=no_workers, port=port)
+    _check_ip(node_ip)
     settings = load_config(config, {"registry.redis_url": redis_url, "cluster": cluster})
 
     from cluster.processes import usable_cores
-    from cluster.start import HeadOptions, NodeOffer, parse_labels, run_head, run_member, slot_resources
+    from cluster.start import HeadOptions, parse_labels, run_head, run_member, slot_resources
 
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
@@ -91,3 +94,11 @@ def _check(*, head: bool, address: str | None, no_workers: bool, port: int) -> N
         raise ConfigError("--no-workers and --port are a head's: leave them out with --address")
     if address is not None and not address.rpartition(":")[2].isdigit():
         raise ConfigError(f"--address must be HOST:PORT, got {address!r}")
+
+
+def _check_ip(node_ip: str | None) -> None:
+    try:
+        ipaddress.ip_address(node_ip or LOOPBACK_IP)
+    except ValueError as exc:
+        raise ConfigError(f"--node-ip must be an IP address, got {node_ip!r}", param="node_ip") from exc
+    NodeOffer(node_ip=node_ip or LOOPBACK_IP, resources={})
