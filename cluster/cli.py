@@ -1,6 +1,6 @@
 """The `tandem` command. Ray, torch and the model are imported only inside the commands that need them.
 
-Exit status: 0 done, 1 failed, 2 wrong usage or configuration. Errors are one line on stderr.
+Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 128 + N ended by signal N. Errors are one line on stderr.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from cluster.pool_commands import drain, restart, scale
+from cluster.serve import StoppedBySignal
 from cluster.start_command import start
 from tandem.errors import ConfigError, TandemError
 
@@ -67,8 +69,11 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except TandemError as exc:
             raise _fail(exc.message, 2 if isinstance(exc, ConfigError) else 1) from exc
+        except StoppedBySignal as exc:
+            raise typer.Exit(exc.exit_status) from exc
         except KeyboardInterrupt as exc:
-            raise _fail("stopped", 1) from exc
+            typer.echo(err=True)
+            raise _fail("stopped", 128 + signal.SIGINT) from exc
         except BrokenPipeError as exc:  # the reader has gone, as in `| head`: nobody is left to tell
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from exc
@@ -140,11 +145,15 @@ def up(
             progress.pause()
             await _print_ready(info, verbose)
 
-        def on_stop() -> None:
-            console.print("stopping: running requests may finish; once more to stop at once", markup=False)
-
         launcher = ClusterLauncher(settings, progress=progress, verbose=verbose)
-        asyncio.run(serve(launcher, ready_file=ready_file, on_ready=on_ready, on_stop=on_stop))
+        serving = serve(
+            launcher,
+            ready_file=ready_file,
+            on_ready=on_ready,
+            on_stop=progress.stopping,
+            on_force=progress.forced,
+        )
+        asyncio.run(serving)
 
 
 async def _print_ready(info: ClusterInfo, verbose: bool) -> None:
@@ -290,7 +299,10 @@ def demo(
 
 def main() -> None:
     """Entry point of the installed command."""
-    app(prog_name="tandem")
+    try:
+        app(prog_name="tandem")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is stopped; the interpreter ends in peace
 
 
 if __name__ == "__main__":

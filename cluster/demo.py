@@ -53,13 +53,13 @@ async def run_demo(config: ClusterConfig, *, verbose: bool, as_json: bool) -> No
             progress.resume("stopping")
             return outcomes
 
-        outcomes = await with_cluster(launcher, body, on_stop=lambda: errors.print("stopping", markup=False))
+        outcomes = await with_cluster(
+            launcher, body, on_stop=lambda _: progress.stopping(False), on_force=progress.forced
+        )
     _judge(outcomes)
 
 
-def _judge(outcomes: Sequence[Outcome] | None) -> None:
-    if outcomes is None:
-        raise ClusterError("the demo was stopped before its end")
+def _judge(outcomes: Sequence[Outcome]) -> None:
     failed = [outcome for outcome in outcomes if not outcome.complete]
     if failed:
         details = "; ".join(f"{o.prompt.name}: {o.error.message if o.error else 'ended early'}" for o in failed)

@@ -36,6 +36,16 @@ class ConsoleProgress:
         """Takes the spinners away while something else is shown."""
         self._bars.stop()
 
+    def stopping(self, was_ready: bool) -> None:
+        """A signal came: spinners end, and a line says what happens now."""
+        self._bars.stop()
+        text = "running requests may finish; once more to stop at once" if was_ready else "once more to stop at once"
+        self._console.print(f"stopping: {text}", markup=False)
+
+    def forced(self) -> None:
+        """The process ends now, without unwinding: the terminal must be as it was."""
+        self._console.show_cursor(True)
+
     def resume(self, name: str) -> None:
         """Shows the spinners of waits from here on, `name` first."""
         for task in self._tasks.values():

@@ -35,6 +35,8 @@ WORKER_HOST = "127.0.0.1"
 """Where workers meet when no other machine can join."""
 _END_MARGIN_S = 25.0
 """Time, beyond the drain, in which workers must have ended."""
+_ABANDON_S = 1.5
+"""The same for a start that is given up: what has not ended by then is killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,18 +222,32 @@ class ClusterLauncher:
         Raises ClusterError at the end when some part had to be killed.
         """
         await self._end_watchers()
-        timeout_s = self._config.drain_timeout_s if drain else 1.0
-        killed: list[str] = []
         try:
-            if self._router is not None and not await self._router.stop(timeout_s=timeout_s + 2.0):
-                killed.append("router")
+            killed = await (self._drain() if drain else self._abandon())
         finally:
-            try:
-                killed += await self._stop_pools(timeout_s if drain else 0.0)
-            finally:
-                self._stop_rest()
+            self._stop_rest()
         if killed and drain:
             raise ClusterError(f"these processes did not end by themselves and were killed: {', '.join(killed)}")
+
+    async def _drain(self) -> list[str]:
+        """First the router, so that no request loses its workers. Returns what had to be killed."""
+        drain_s = self._config.drain_timeout_s
+        killed: list[str] = []
+        try:
+            killed += await self._stop_router(timeout_s=drain_s + 2.0)
+        finally:
+            killed += await self._stop_pools(end_s=drain_s + _END_MARGIN_S, drain=drain_s > 0)
+        return killed
+
+    async def _abandon(self) -> list[str]:
+        """Everything at once: there are no requests."""
+        router, pools = await _both(
+            self._stop_router(timeout_s=_ABANDON_S), self._stop_pools(end_s=_ABANDON_S, drain=False)
+        )
+        return router + pools
+
+    async def _stop_router(self, *, timeout_s: float) -> list[str]:
+        return [] if self._router is None or await self._router.stop(timeout_s=timeout_s) else ["router"]
 
     async def _end_watchers(self) -> None:
         watchers, self._watchers = self._watchers, []
@@ -241,13 +257,13 @@ class ClusterLauncher:
             if isinstance(result, Exception):
                 self._progress.note(f"a watcher of the cluster had ended early: {result!r}")
 
-    async def _stop_pools(self, drain_s: float) -> list[str]:
+    async def _stop_pools(self, *, end_s: float, drain: bool) -> list[str]:
         controller, self._controller = self._controller, None
         killed = []
         try:
             if controller is not None:
-                ended = await controller.end_workers(timeout_s=drain_s + _END_MARGIN_S, drain=drain_s > 0)
-                if not await controller.stop(timeout_s=5.0) or not ended:
+                ended = await controller.end_workers(timeout_s=end_s, drain=drain)
+                if not await controller.stop(timeout_s=min(5.0, end_s)) or not ended:
                     killed.append("controller")
         finally:
             if self._ray is not None:

@@ -17,6 +17,9 @@ from typing import IO
 
 import psutil
 
+_KILLED_S = 2.0
+"""How long the kernel may take to end what was killed."""
+
 # Ties the child to its parent, then becomes the real program. A preexec_fn would do the same, but forking with threads
 # running may deadlock in it. 1 is PR_SET_PDEATHSIG; the parent may have died before it was set.
 _TETHER = """
@@ -104,7 +107,7 @@ def sweep(processes: Iterable[psutil.Process], *, timeout_s: float) -> list[str]
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(alive, timeout=timeout_s)
+    psutil.wait_procs(alive, timeout=_KILLED_S)
     return killed
 
 
@@ -116,7 +119,7 @@ def kill_children() -> None:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(below, timeout=2.0)
+    psutil.wait_procs(below, timeout=_KILLED_S)
 
 
 def usable_cores() -> list[int]:

@@ -35,7 +35,7 @@ def _announce(ready_fd: int | None, values: dict[str, Any]) -> None:
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; the second one ends the process."""
+    """Set by the first SIGTERM or SIGINT; the second one ends the process. Before this is called the first one does."""
     stopping = asyncio.Event()
 
     def on_signal(number: int) -> None:
@@ -51,7 +51,6 @@ def _stop_on_signals() -> asyncio.Event:
 async def _run(config: ClusterConfig, *, redis_url: str, ready_fd: int | None) -> None:
     started_s = time.monotonic()
     startup = {"imports": time.time() - psutil.Process().create_time()}
-    stopping = _stop_on_signals()
     serving = asyncio.Event()
     registry = Registry(redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
     state = PoolState(redis_url, cluster=config.cluster)
@@ -69,6 +68,7 @@ async def _run(config: ClusterConfig, *, redis_url: str, ready_fd: int | None) -
             metrics=metrics,
         )
         startup["tokenizer and servers"] = time.monotonic() - started_s
+        stopping = _stop_on_signals()
         try:
             addresses = {"grpc": router.grpc_address, "http": f"http://{router.http_address}"}
             _announce(ready_fd, {**addresses, "startup": startup})
@@ -110,6 +110,8 @@ def main() -> int:
     try:
         config = from_mapping(json.loads(arguments.config_json))
         asyncio.run(_run(config, redis_url=arguments.redis_url, ready_fd=arguments.ready_fd))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except TandemError as exc:
         print(f"tandem router: {exc.message}", file=sys.stderr)
         return 1

@@ -142,7 +142,7 @@ def test_serving_ends_on_a_signal_and_takes_the_ready_file_away(tmp_path: Path) 
         os.kill(os.getpid(), signal.SIGTERM)
 
     launcher = ClusterLauncher(make_config(), parts=tiny_parts())
-    asyncio.run(serve(launcher, ready_file=ready, on_ready=on_ready, on_stop=lambda: None))
+    asyncio.run(serve(launcher, ready_file=ready, on_ready=on_ready, on_stop=lambda _: None))
     assert seen[0]["redis"]
     assert not ready.exists()
     assert not children()
