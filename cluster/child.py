@@ -65,9 +65,14 @@ class ReportingChild:
         assert self._lines is not None
         line = await self._lines.readline()
         if not line.endswith(b"\n"):
-            raise ClusterError(f"the {self._name} ended before it was ready: {await self._last_words()}")
+            raise ClusterError(self._why(await self._last_words()))
         values: dict[str, Any] = json.loads(line)
         return values
+
+    def _why(self, last_words: str) -> str:
+        """An error that the child itself reported, "tandem <name>: ...", says enough."""
+        told = last_words.removeprefix(f"tandem {self._name}: ")
+        return told if told != last_words else f"the {self._name} ended before it was ready: {last_words}"
 
     async def _last_words(self) -> str:
         status = await self.wait()

@@ -128,9 +128,11 @@ def up(
 ) -> None:
     """Start a cluster and serve until Ctrl-C. A second Ctrl-C does not wait for running requests."""
     from cluster.config_file import load_config
+    from cluster.preflight import check_start
 
     overrides = _overrides(model, prefill, decode, transport, grpc_port=grpc_port, http_port=http_port)
     settings = load_config(config, overrides)
+    check_start(settings)
 
     from cluster.console import make_console
     from cluster.display import ConsoleProgress
@@ -288,8 +290,10 @@ def demo(
 ) -> None:
     """Start a cluster on free ports, send five prompts at once, show where their time went, and stop it."""
     from cluster.config_file import load_config
+    from cluster.preflight import check_start
 
     settings = load_config(config, _overrides(model, prefill, decode, transport, grpc_port=0, http_port=0))
+    check_start(settings)
 
     from cluster.demo import run_demo
 

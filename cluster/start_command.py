@@ -64,10 +64,14 @@ def start(
     lost is started again with the same --redis-url, and finds nodes and workers as they are.
     """
     from cluster.config_file import load_config
+    from cluster.preflight import check_start
 
     _check(head=head, address=address, no_workers=no_workers, port=port)
     _check_ip(node_ip)
     settings = load_config(config, {"registry.redis_url": redis_url, "cluster": cluster})
+
+    if address is None:
+        check_start(settings, has_port_options=False)
 
     from cluster.processes import usable_cores
     from cluster.start import HeadOptions, parse_labels, run_head, run_member, slot_resources

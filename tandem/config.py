@@ -152,6 +152,8 @@ class RouterConfig:
     def __post_init__(self) -> None:
         for name in ("grpc_port", "http_port"):
             _require(0 <= getattr(self, name) <= 65535, f"router.{name}", getattr(self, name), "0 to 65535")
+        is_same = self.grpc_port == self.http_port != 0
+        _require(not is_same, "router.http_port", self.http_port, "another port than router.grpc_port")
         _require(self.default_timeout_s > 0, "router.default_timeout_s", self.default_timeout_s, "more than 0")
         _require(self.max_running_requests >= 1, "router.max_running_requests", self.max_running_requests, "1 or more")
         _require(self.output_buffer_tokens >= 1, "router.output_buffer_tokens", self.output_buffer_tokens, "1 or more")
