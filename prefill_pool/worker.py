@@ -59,6 +59,7 @@ class Job:
     handoff: OutgoingHandoff | None = None
     num_blocks_computed: int = 0
     num_chunks: int = 0
+    num_companions: int = 0
     started_s: float = 0.0
     last_kv_s: float = 0.0
     ended_s: float = 0.0
@@ -255,7 +256,7 @@ class PrefillWorker:
         self._advance()
 
     def _timings(self, job: Job) -> common_pb2.PrefillTimings:
-        return prefill_timings(
+        timings = prefill_timings(
             arrival_s=job.request.arrival_s,
             started_s=job.started_s,
             last_kv_s=job.last_kv_s,
@@ -264,6 +265,8 @@ class PrefillWorker:
             handoff=job.handoff,
             transport=self.transport.name,
         )
+        timings.num_companions = job.num_companions
+        return timings
 
     def _on_first(self, outputs: tuple[FirstOutput, ...]) -> None:
         for output in outputs:
@@ -300,6 +303,7 @@ class PrefillWorker:
                 continue
             job.started_s = job.started_s or now
             job.num_chunks += 1
+            job.num_companions = max(job.num_companions, len(plan.chunks) - 1)
             first, job.num_blocks_computed = job.num_blocks_computed, self._blocks_after(chunk)
             if job.handoff is not None and job.num_blocks_computed > first:
                 shipping.append((job.handoff, first, job.num_blocks_computed - first, chunk))
