@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -85,7 +86,8 @@ async def measure(endpoint: str, num_rounds: int) -> tuple[dict[Role, Times], Lo
     times = {role: Times() for role in Role}
     async with Client(endpoint) as client:
         async with constant_load(endpoint, prompts, num_clients=NUM_CLIENTS, max_tokens=MAX_TOKENS) as load:
-            for _ in range(num_rounds):
+            for index in range(num_rounds):
+                print(f"round {index + 1} of {num_rounds}: {len(load.errors)} failed requests so far", file=sys.stderr)
                 for role in Role:
                     times[role].grow_s.append(await resize(client, role, LARGE))
                     await load.wait_for(2 * NUM_CLIENTS)
