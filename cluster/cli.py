@@ -128,24 +128,28 @@ def up(
 ) -> None:
     """Start a cluster and serve until Ctrl-C. A second Ctrl-C does not wait for running requests."""
     from cluster.config_file import load_config
-    from cluster.preflight import check_start
+    from cluster.preflight import check_start, warn, warnings
 
     overrides = _overrides(model, prefill, decode, transport, grpc_port=grpc_port, http_port=http_port)
     settings = load_config(config, overrides)
     check_start(settings)
 
     from cluster.console import make_console
-    from cluster.display import ConsoleProgress
+    from cluster.display import ConsoleProgress, startup_table
     from cluster.launch import ClusterLauncher
+    from cluster.ready import print_ready
     from cluster.serve import serve
 
     _log_to_stderr(verbose)
     console = make_console(stderr=True)
+    warn(warnings(settings))
     with ConsoleProgress(console) as progress:
 
         async def on_ready(info: ClusterInfo) -> None:
             progress.pause()
-            await _print_ready(info, verbose)
+            if verbose:
+                console.print(startup_table(info))
+            await print_ready(info, settings)
 
         launcher = ClusterLauncher(settings, progress=progress, verbose=verbose)
         serving = serve(
@@ -156,24 +160,6 @@ def up(
             on_force=progress.forced,
         )
         asyncio.run(serving)
-
-
-async def _print_ready(info: ClusterInfo, verbose: bool) -> None:
-    from cluster.client import Client
-    from cluster.console import make_console
-    from cluster.display import startup_table
-
-    if verbose:
-        make_console(stderr=True).print(startup_table(info))
-    async with Client(info.grpc) as client:
-        name = (await client.models())[0].name
-    body = json.dumps({"model": name, "prompt": "The capital of France is", "max_tokens": 16})
-    typer.echo(f"ready in {info.total_s:.1f} s: {name}, {len(info.workers)} workers")
-    typer.echo(f"gRPC   {info.grpc}")
-    typer.echo(f"HTTP   {info.http}")
-    typer.echo(f"try    curl {info.http}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
-    typer.echo(f"or     tandem chat --endpoint {info.grpc}")
-    sys.stdout.flush()
 
 
 app.command(epilog="Example: tandem start --head --redis-url redis://10.0.0.1:6379 --node-ip 10.0.0.1")(friendly(start))
@@ -290,13 +276,14 @@ def demo(
 ) -> None:
     """Start a cluster on free ports, send five prompts at once, show where their time went, and stop it."""
     from cluster.config_file import load_config
-    from cluster.preflight import check_start
+    from cluster.preflight import check_start, warn, warnings
 
     settings = load_config(config, _overrides(model, prefill, decode, transport, grpc_port=0, http_port=0))
     check_start(settings)
 
     from cluster.demo import run_demo
 
+    warn(warnings(settings))
     _log_to_stderr(verbose)
     asyncio.run(run_demo(settings, verbose=verbose, as_json=as_json))
 

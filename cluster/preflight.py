@@ -1,11 +1,17 @@
-"""What would fail anyway, found before anything is started: the model, and the router's address and ports."""
+"""What would fail anyway, found before anything is started: the model, and the router's address and ports.
+
+And what works, but not as its user may think.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+import sys
+from collections.abc import Iterable
 
+from cluster.processes import usable_cores
 from tandem.config import ClusterConfig, RouterConfig
 from tandem.errors import ClusterError
 from tandem.model.sources import find_model
@@ -18,6 +24,21 @@ def check_start(config: ClusterConfig, *, has_port_options: bool = True) -> None
     """
     find_model(config.model.source)
     check_ports(config.router, has_port_options=has_port_options)
+
+
+def warnings(config: ClusterConfig) -> list[str]:
+    """What its user should know before the start."""
+    prefill, decode, cores = config.prefill.num_workers, config.decode.num_workers, len(usable_cores())
+    if prefill + decode <= cores:
+        return []
+    shared = "one core" if cores == 1 else f"{cores} cores"
+    return [f"{prefill} prefill and {decode} decode workers share {shared}: they slow each other down"]
+
+
+def warn(texts: Iterable[str]) -> None:
+    """One line each on stderr."""
+    for text in texts:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def check_ports(router: RouterConfig, *, has_port_options: bool) -> None:

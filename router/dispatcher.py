@@ -267,6 +267,7 @@ class WorkerDispatcher:
             name=pairs[0][0].model,
             max_context_tokens=min(min(p.max_context_tokens, d.max_context_tokens) for p, d in pairs),
             block_size=pairs[0][0].block_size,
+            model_context_tokens=pairs[0][0].model_context_tokens,
         )
 
     def ready(self) -> bool:

@@ -21,6 +21,7 @@ from router.stream import OutputStream
 from router.timing import TokenClock
 from router.tokenizer import ChatTokenizer
 from router.validation import (
+    ContextLimit,
     SamplingOptions,
     check_options,
     check_request_id,
@@ -78,6 +79,11 @@ class Frontend:
         return len(self._slots)
 
     @property
+    def is_draining(self) -> bool:
+        """Whether it is shutting down."""
+        return self._draining
+
+    @property
     def accepts_requests(self) -> bool:
         """Whether a request sent now would be served: workers are ready, and the router is not shutting down."""
         return not self._draining and self.dispatcher.ready()
@@ -116,7 +122,7 @@ class Frontend:
             sampling = resolve_sampling(
                 options,
                 num_prompt_tokens=len(token_ids),
-                max_context_tokens=model.max_context_tokens,
+                context=ContextLimit(tokens=model.max_context_tokens, model_tokens=model.model_context_tokens),
                 eos_token_ids=self.tokenizer.eos_token_ids,
                 random_seed=self._random.getrandbits(63),
             )

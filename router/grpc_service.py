@@ -57,7 +57,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         models = [] if model is None else [model]
         return inference_pb2.ListModelsResponse(
             models=[
-                inference_pb2.Model(name=m.name, max_context_tokens=m.max_context_tokens, created=self._created)
+                inference_pb2.Model(
+                    name=m.name,
+                    max_context_tokens=m.max_context_tokens,
+                    created=self._created,
+                    model_context_tokens=max(m.model_context_tokens, m.max_context_tokens),
+                )
                 for m in models
             ]
         )
@@ -115,9 +120,10 @@ class AdminService(inference_pb2_grpc.AdminServicer):
     ) -> inference_pb2.ClusterStatus:
         """See the proto."""
         async with typed_errors(context):
-            if self._admin is None:
-                return await self._frontend.dispatcher.status()
-            return await self._admin.status()
+            asked = self._frontend.dispatcher if self._admin is None else self._admin
+            status = await asked.status()
+            status.is_draining = self._frontend.is_draining
+        return status
 
     async def SetPoolSizes(
         self, request: inference_pb2.SetPoolSizesRequest, context: _Context

@@ -159,6 +159,7 @@ class WorkerTracker:
             transport=record.transport,
             model=record.model,
             max_context_tokens=record.max_context_tokens,
+            model_context_tokens=record.model_context_tokens,
             num_blocks=record.num_blocks,
             block_size=record.block_size,
             num_waiting_tokens=charge.total_tokens(record.load.num_waiting_tokens),
@@ -177,5 +178,6 @@ class WorkerTracker:
         status.address = record.address
         status.generation = record.generation
         status.node = record.node
+        status.transport = record.transport
         return status
 

@@ -30,6 +30,8 @@ class WorkerView:
     """Blocks reserved, or asked for by requests on their way (decode workers)."""
     num_requests: int
     """Requests of this router on the worker."""
+    model_context_tokens: int = 0
+    """What the model itself could take; 0 where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

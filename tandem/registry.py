@@ -55,6 +55,8 @@ class WorkerRecord:
     block_size: int
     transport: str
     pid: int
+    model_context_tokens: int = 0
+    """What the model itself could take: more than `max_context_tokens` where the worker's blocks hold less."""
     metrics_url: str = ""
     generation: int = 0
     node: str = ""

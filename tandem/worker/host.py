@@ -65,6 +65,8 @@ class WorkerFacts:
     fingerprint: str
     model: str
     max_context_tokens: int
+    model_context_tokens: int
+    """What the model itself could take, blocks or no blocks."""
     num_blocks: int
     block_size: int
     transport: str
@@ -187,6 +189,7 @@ class WorkerHost:
             fingerprint=facts.fingerprint,
             model=facts.model,
             max_context_tokens=facts.max_context_tokens,
+            model_context_tokens=facts.model_context_tokens,
             num_blocks=facts.num_blocks,
             block_size=facts.block_size,
             transport=facts.transport,

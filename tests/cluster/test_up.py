@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 TANDEM = (sys.executable, "-m", "cluster.cli")
-LAST_READY_LINE = "or     tandem chat"
+LAST_READY_LINE = "or     "
 
 
 def tandem(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -488,21 +488,25 @@ class Model(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
+    MODEL_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     max_context_tokens: _builtins.int
     """Most tokens of prompt and output together."""
     created: _builtins.int
     """Unix seconds since which this router serves it."""
+    model_context_tokens: _builtins.int
+    """What the model itself could take; more than max_context_tokens where the pools' blocks hold less."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         max_context_tokens: _builtins.int = ...,
         created: _builtins.int = ...,
+        model_context_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "max_context_tokens", b"max_context_tokens", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "max_context_tokens", b"max_context_tokens", "model_context_tokens", b"model_context_tokens", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -552,11 +556,14 @@ class ClusterStatus(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     POOLS_FIELD_NUMBER: _builtins.int
     HAS_CONTROLLER_FIELD_NUMBER: _builtins.int
+    IS_DRAINING_FIELD_NUMBER: _builtins.int
     num_running_requests: _builtins.int
     """Requests that the router has open."""
     model: _builtins.str
     has_controller: _builtins.bool
     """Whether a controller holds its lease: without one, sizes do not change and lost workers are not replaced."""
+    is_draining: _builtins.bool
+    """The router is shutting down: running requests may finish, new ones are refused."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]: ...
     @_builtins.property
@@ -569,10 +576,11 @@ class ClusterStatus(_message.Message):
         model: _builtins.str = ...,
         pools: _abc.Iterable[Global___PoolStatus] | None = ...,
         has_controller: _builtins.bool = ...,
+        is_draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_controller", b"has_controller", "model", b"model", "num_running_requests", b"num_running_requests", "pools", b"pools", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_controller", b"has_controller", "is_draining", b"is_draining", "model", b"model", "num_running_requests", b"num_running_requests", "pools", b"pools", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -603,6 +611,7 @@ class WorkerStatus(_message.Message):
     METRICS_URL_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: _builtins.str
     """"prefill" or "decode"."""
@@ -631,6 +640,8 @@ class WorkerStatus(_message.Message):
     """Generation of its pool that it was started in; see Admin.RestartPool."""
     node: _builtins.str
     """Host name of its node."""
+    transport: _builtins.str
+    """The transport it is configured for, known before any link: "ucx" or "shm"."""
     @_builtins.property
     def cores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Cores the engine is pinned to; empty when it is not."""
@@ -659,10 +670,11 @@ class WorkerStatus(_message.Message):
         metrics_url: _builtins.str = ...,
         generation: _builtins.int = ...,
         node: _builtins.str = ...,
+        transport: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cores", b"cores", "epoch", b"epoch", "generation", b"generation", "links", b"links", "metrics_url", b"metrics_url", "node", b"node", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_handoffs", b"num_handoffs", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pid", b"pid", "role", b"role", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cores", b"cores", "epoch", b"epoch", "generation", b"generation", "links", b"links", "metrics_url", b"metrics_url", "node", b"node", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_handoffs", b"num_handoffs", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pid", b"pid", "role", b"role", "state", b"state", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
