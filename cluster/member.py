@@ -62,7 +62,7 @@ class Member:
     ) -> None:
         url = config.registry.redis_url
         if not url:
-            raise ConfigError("a node that joins needs the cluster's Redis: give --redis-url", param="registry.redis_url")
+            raise ConfigError("a node that joins needs the cluster's Redis: give --redis-url", param="redis_url")
         self._config = config
         self._address = address
         self._offer = offer

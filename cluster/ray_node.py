@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -59,6 +60,7 @@ class RayNode:
 
     async def start_head(self, offer: NodeOffer, *, port: int = 0, storage: RayStorage | None = None) -> RayAddress:
         """Starts a head at `port` (0: a free one). Raises ClusterError; then nothing is left."""
+        _require_free(offer.node_ip, port)
         kept: dict[str, Any] = {}
         if storage is not None:
             kept = {
@@ -135,4 +137,13 @@ class RayNode:
         if self._temp_dir is not None:
             shutil.rmtree(self._temp_dir, ignore_errors=True)
             self._temp_dir = None
+
+
+def _require_free(node_ip: str, port: int) -> None:
+    """Ray itself would take half a minute to notice. Raises ClusterError."""
+    try:
+        with socket.create_server((node_ip, port)):
+            return
+    except OSError as exc:
+        raise ClusterError(f"a head cannot listen on {node_ip}:{port}: {exc.strerror}") from exc
 

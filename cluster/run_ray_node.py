@@ -2,7 +2,7 @@
 
 Starts Ray's own processes below itself, says on the fd where the node is, and ends with them: by SIGTERM in order, or
 with status 1 when one of them died. After SIGUSR1 Ray gives the node nothing new to run, and the fd says so. Why this
-is not `ray start`: docs/decisions/0005-ray-node-process.md.
+is not `ray start`: docs/decisions/0006-ray-node-process.md.
 """
 
 from __future__ import annotations

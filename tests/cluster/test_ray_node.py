@@ -44,9 +44,10 @@ async def alive(client: RayClient) -> dict[str, dict[str, Any]]:
 async def until_alive(client: RayClient, number: int) -> dict[str, dict[str, Any]]:
     """Waits until exactly this many nodes live."""
     async with asyncio.timeout(SETTLE_S):
-        while len(nodes := await alive(client)) != number:
+        while True:
+            if len(nodes := await alive(client)) == number:
+                return nodes
             await asyncio.sleep(0.05)
-    return nodes
 
 
 @pytest.mark.slow
@@ -65,14 +66,18 @@ def test_a_node_joins_with_slots_and_labels_joins_again_when_it_dies_and_leaves_
                 assert nodes[joined.node_id]["Resources"]["tandem_decode"] == 3.0
                 assert nodes[joined.node_id]["Labels"]["rack"] == "r7"
 
-                notes: list[str] = []
-                supervising = asyncio.create_task(node.supervise(notes.append))
+                back = asyncio.Event()
+
+                def note(text: str) -> None:
+                    if text == "the Ray node is back":
+                        back.set()
+
+                supervising = asyncio.create_task(node.supervise(note))
                 for process in node.processes():
                     if process.name() == "raylet":
                         os.kill(process.pid, signal.SIGKILL)
                 async with asyncio.timeout(SETTLE_S):
-                    while "the Ray node is back" not in notes:
-                        await asyncio.sleep(0.05)
+                    await back.wait()
                 assert joined.node_id not in await until_alive(client, 2)
                 supervising.cancel()
                 await asyncio.gather(supervising, return_exceptions=True)
@@ -92,9 +97,8 @@ def test_a_port_that_is_taken_fails_in_one_line_and_leaves_nothing() -> None:
     async def scenario() -> None:
         prepare_environment(token=new_token())
         node = RayNode()
-        with socket.create_server((LOOPBACK_IP, 0)) as other:
-            with pytest.raises(ClusterError, match="the Ray node ended before it was ready: [^\n]+$"):
-                await node.start_head(NodeOffer(resources={}), port=other.getsockname()[1])
+        with socket.create_server((LOOPBACK_IP, 0)) as other, pytest.raises(ClusterError, match="cannot listen on"):
+            await node.start_head(NodeOffer(resources={}), port=other.getsockname()[1])
         assert node.temp_dir is None
         assert not children()
 
