@@ -208,6 +208,7 @@ def status(
     as_json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it until Ctrl-C.")] = False,
     interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Processes, cores, all of each link.")] = False,
 ) -> None:
     """Show workers, pools, blocks, links and the transport in use."""
     from cluster.client import Client, default_endpoint
@@ -229,7 +230,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(as_data(answer), indent=2))
     else:
-        print_status(answer, make_console())
+        print_status(answer, make_console(), verbose=verbose)
 
 
 app.command(epilog="Example: tandem scale prefill=3 decode=2 --wait")(friendly(scale))

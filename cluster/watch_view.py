@@ -17,6 +17,7 @@ from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, LinkStatus, PoolSt
 
 ROLES = ("prefill", "decode")
 _BAR_CHARS = 20
+_TRANSPORT_CHARS = 28
 _FULL = 0.9
 """Share of used blocks from which a bar is red."""
 
@@ -69,15 +70,29 @@ def _same_workers(before: ClusterStatus, now: ClusterStatus) -> Iterator[tuple[W
 def render(before: Look | None, now: Look, *, note: str = "") -> Group:
     """The whole screen. `note` says why this is not what is now, when it is not."""
     status, measured = now.status, rates(before, now)
-    head = Text(f"{status.model or 'no model yet'} · {status.num_running_requests} open requests")
-    if not status.has_controller and status.pools:
-        head.append(" · no controller: sizes do not change, lost workers are not replaced", style="yellow")
+    head = headline(status)
     if note:
         head.append(f"\n{note}", style="bold yellow")
     parts: list[RenderableType] = [head, "", _pools(status, measured), "", _workers(status, measured)]
     if any(worker.links for worker in status.workers):
         parts += ["", _links(status, measured)]
     return Group(*parts)
+
+
+def headline(status: ClusterStatus) -> Text:
+    """The model, how many requests are open, and what is not as usual."""
+    head = Text(f"{status.model or 'no model yet'} · {status.num_running_requests} open requests")
+    if status.is_draining:
+        head.append(" · shutting down: new requests are refused", style="yellow")
+    elif not status.has_controller and status.pools:
+        head.append(" · no controller: sizes do not change, lost workers are not replaced", style="yellow")
+    return head
+
+
+def short_transport(link: LinkStatus, max_chars: int) -> str:
+    """The transport and the first of what it negotiated, cut to `max_chars`."""
+    text = f"{link.transport}: {link.detail.partition(';')[0]}"
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 def _pools(status: ClusterStatus, measured: Rates) -> Table:
@@ -128,8 +143,7 @@ def _links(status: ClusterStatus, measured: Rates) -> Table:
             now = measured.link_bytes.get((worker.worker_id, link.peer_worker_id))
             moved = f"{data_size(int(now))}/s" if now is not None else "-"
             name = f"{worker.worker_id} → {link.peer_worker_id}"
-            how = f"{link.transport}: {link.detail.partition(';')[0]}"
-            table.add_row(name, how, data_size(link.num_bytes), moved, _speed(link))
+            table.add_row(name, short_transport(link, _TRANSPORT_CHARS), data_size(link.num_bytes), moved, _speed(link))
     return table
 
 
@@ -144,7 +158,7 @@ def _rate(per_s: float | None) -> str:
 def line(before: Look | None, now: Look) -> str:
     """The same, for logs: one line."""
     status, measured = now.status, rates(before, now)
-    parts = [f"{status.num_running_requests} open requests"]
+    parts = [f"{status.num_running_requests} open requests", *(["shutting down"] if status.is_draining else [])]
     for role in ROLES:
         workers = [w for w in status.workers if w.role == role]
         pool = pool_of(status, role)

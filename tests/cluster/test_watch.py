@@ -109,6 +109,49 @@ def test_the_plain_status_shows_desired_sizes_too() -> None:
     assert row(console.export_text(), "decode ")[1:4] == ["4", "1", "0"]
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_plain_status_fits_a_narrow_terminal(width: int) -> None:
+    lanes = ", ".join(f"rc_mlx5/mlx5_{i}:1" for i in range(12))
+    link = LinkStatus(
+        peer_worker_id="decode-10",
+        transport="ucx",
+        detail=f"{lanes}; pushed",
+        num_bytes=123_456_789_012,
+        num_messages=123_456,
+        bytes_per_s=1.234e10,
+    )
+    worker = WorkerStatus(
+        worker_id="prefill-10", role="prefill", state="ready", address="127.0.0.1:40000", transport="ucx", links=[link]
+    )
+    console = Console(width=width, record=True, file=StringIO())
+    print_status(make_status(workers=[worker]), console)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    assert len(text.splitlines()) == 8
+    for word in ("prefill-10 → decode-10", "ucx: ", "127.0.0.1:40000", "12.3 GB/s", "123456"):
+        assert word in text
+
+
+def test_all_that_was_negotiated_is_shown_on_demand() -> None:
+    console = Console(width=80, record=True, file=StringIO())
+    print_status(make_status(), console, verbose=True)
+    assert "prefill-0 → decode-0: ucx negotiated cma; fetched" in console.export_text()
+
+
+def test_the_transport_is_known_before_any_link() -> None:
+    worker = WorkerStatus(worker_id="decode-0", role="decode", state="ready", transport="shm")
+    console = Console(width=80, record=True, file=StringIO())
+    print_status(make_status(workers=[worker]), console)
+    assert "shm" in row(console.export_text(), "decode-0")
+
+
+def test_a_router_that_shuts_down_says_so() -> None:
+    now = Look(status=make_status(is_draining=True), at_s=0.0)
+    console = Console(width=150, record=True, file=StringIO())
+    print_status(now.status, console)
+    assert all("shutting down" in text for text in (drawn(None, now), console.export_text(), line(None, now)))
+
+
 @asynccontextmanager
 async def watching(endpoint: str, screen: Any) -> AsyncIterator[None]:
     task = asyncio.create_task(watch(endpoint, screen, interval_s=0.05))

@@ -27,6 +27,7 @@ class TinyHosted:
             fingerprint="tiny",
             model="tiny",
             max_context_tokens=64,
+            model_context_tokens=64,
             num_blocks=8,
             block_size=8,
             transport="shm",
