@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from cluster.echo_group import EchoGroup
 from cluster.pool_commands import drain, restart, scale
 from cluster.serve import StoppedBySignal
 from cluster.start_command import start
@@ -31,6 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 app = typer.Typer(
+    cls=EchoGroup,
     help="Disaggregated prefill/decode serving of large language models.",
     no_args_is_help=True,
     add_completion=False,
@@ -47,11 +49,13 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show all l
 EndpointOption = Annotated[
     str | None, typer.Option("--endpoint", help="Router to ask. Default: $TANDEM_ENDPOINT or 127.0.0.1:50051.")
 ]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of the answer.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, max=2**31 - 1, help="Most tokens of the answer.")]
 TemperatureOption = Annotated[
     float | None, typer.Option("--temperature", min=0, max=2, help="0 always takes the likeliest token. Default 1.")
 ]
-SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same answer.")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="The same seed gives the same answer.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

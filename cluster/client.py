@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from tandem.errors import ClusterError, TandemError
+from tandem.errors import ClusterError, ConfigError, TandemError
 from tandem.rpc.client import open_channel
 from tandem.rpc.status import CODE_KEY, from_rpc_error
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -32,15 +32,21 @@ def make_sampling(
 def as_tandem_error(error: grpc.aio.AioRpcError, endpoint: str) -> TandemError:
     """The router's typed error, or ClusterError with what to do when no router was reached."""
     typed = CODE_KEY in dict(error.trailing_metadata() or ())
+    if "http1" in (error.details() or "").lower() and not typed:
+        return ClusterError(f"{endpoint} answers HTTP, not gRPC: give the gRPC port, 50051 unless it was changed")
     if error.code() is grpc.StatusCode.UNAVAILABLE and not typed:
         return ClusterError(f"no router answers at {endpoint}; start one with `tandem up` or give --endpoint HOST:PORT")
     return from_rpc_error(error)
 
 
 class Client:
-    """A connection to one router; an async context manager. Methods raise TandemError."""
+    """A connection to one router; an async context manager. Methods raise TandemError, a URL as `endpoint` does too."""
 
     def __init__(self, endpoint: str) -> None:
+        if "://" in endpoint:
+            raise ConfigError(
+                f"the endpoint is HOST:PORT of the gRPC port, 50051 unless it was changed; got the URL {endpoint!r}"
+            )
         self._endpoint = endpoint
 
     async def __aenter__(self) -> Client:

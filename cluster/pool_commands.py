@@ -20,6 +20,8 @@ WaitOption = Annotated[bool, typer.Option("--wait", help="Return only when it is
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=0, help="Longest wait in seconds; then exit status 1.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEFAULT_TIMEOUT_S = 600.0
+_MOST_DIGITS = 9
+"""Longer numbers do not fit the call's field; the router judges the others."""
 
 
 def scale(
@@ -71,6 +73,8 @@ def parse_sizes(texts: list[str]) -> dict[Role, int]:
         if not sign or not number.isdecimal():
             raise ConfigError(f"sizes are given as prefill=3 or decode=2, got {text!r}", param="sizes")
         role = parse_role(name)
+        if len(number) > _MOST_DIGITS:
+            raise ConfigError(f"{role} must be 0 to 1024, got {number}", param="sizes")
         if role in sizes:
             raise ConfigError(f"{role} is given twice", param="sizes")
         sizes[role] = int(number)

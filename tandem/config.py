@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tandem.errors import ConfigError
@@ -203,6 +204,15 @@ class ClusterConfig:
         _require(bool(self.cluster), "cluster", self.cluster, "a name")
 
 
+_KINDS = {int: "an int", float: "a number", str: "a string", bool: "true or false"}
+
+
+def _unknown(path: str, key: object, *, known: list[str]) -> str:
+    close = get_close_matches(str(key), known, n=1)
+    hint = f"did you mean {path}{close[0]}?" if close else f"known here are {', '.join(known)}"
+    return f"{path}{key} is an unknown field; {hint}"
+
+
 def _check_scalar(name: str, hint: Any, value: Any) -> Any:
     if get_origin(hint) is Literal:
         _require(value in get_args(hint), name, value, "one of " + ", ".join(map(str, get_args(hint))))
@@ -210,7 +220,7 @@ def _check_scalar(name: str, hint: Any, value: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     is_mistaken_bool = isinstance(value, bool) and hint is not bool
-    _require(isinstance(value, hint) and not is_mistaken_bool, name, value, f"a {hint.__name__}")
+    _require(isinstance(value, hint) and not is_mistaken_bool, name, value, _KINDS.get(hint, hint.__name__))
     return value
 
 
@@ -218,7 +228,8 @@ def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
     _require(isinstance(values, Mapping), path.rstrip(".") or "the configuration", values, "a mapping")
     known = {f.name: f for f in fields(cls)}
     for key in values:
-        _require(key in known, f"{path}{key}", values[key], f"left out: known here are {', '.join(known)}")
+        if key not in known:
+            raise ConfigError(_unknown(path, key, known=list(known)), param=f"{path}{key}")
     hints = get_type_hints(cls)
     built = {}
     for key, value in values.items():

@@ -56,6 +56,7 @@ PURE = (
     "prefill_pool/scheduler.py",
     "decode_pool/scheduler.py",
     "decode_pool/safety.py",
+    "router/openai_messages.py",
     "router/view.py",
     "router/policy.py",
     "router/charges.py",

@@ -255,7 +255,7 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"system", "user" or "assistant"."""
+    """"system" (or "developer", which is the same), "user" or "assistant"."""
     content: _builtins.str
     def __init__(
         self,
