@@ -57,6 +57,9 @@ SeedOption = Annotated[
     int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="The same seed gives the same answer.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+MessagesOption = Annotated[
+    bool, typer.Option("--messages", help="With --json: the timings of each message of the KV transfer too.")
+]
 
 
 def _fail(message: str, status: int) -> typer.Exit:
@@ -178,6 +181,7 @@ def generate(
     seed: SeedOption = None,
     endpoint: EndpointOption = None,
     as_json: JsonOption = False,
+    messages: MessagesOption = False,
 ) -> None:
     """Continue a text; the answer streams to stdout."""
     from cluster.client import default_endpoint, make_sampling
@@ -185,7 +189,8 @@ def generate(
 
     sampling = make_sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
-    asyncio.run(run_generate(endpoint or default_endpoint(), text, sampling, as_json=as_json))
+    target = endpoint or default_endpoint()
+    asyncio.run(run_generate(target, text, sampling, as_json=as_json, with_messages=messages))
 
 
 @app.command(epilog="Example: tandem chat --temperature 0.7 --system 'Answer in one sentence.'")
@@ -278,6 +283,7 @@ def demo(
     transport: TransportOption = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
+    messages: MessagesOption = False,
 ) -> None:
     """Start a cluster on free ports, send five prompts at once, show where their time went, and stop it."""
     from cluster.config_file import load_config
@@ -290,11 +296,13 @@ def demo(
 
     warn(warnings(settings))
     _log_to_stderr(verbose)
-    asyncio.run(run_demo(settings, verbose=verbose, as_json=as_json))
+    asyncio.run(run_demo(settings, verbose=verbose, as_json=as_json, with_messages=messages))
 
 
 def main() -> None:
     """Entry point of the installed command."""
+    if not {"-v", "--verbose"} & set(sys.argv):
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is loaded; what it writes is for its developers
     try:
         app(prog_name="tandem")
     finally:
