@@ -112,6 +112,7 @@ class DecodeWorker:
             raise DuplicateRequest(f"request {request.request_id} is already on {self.worker_id}", param="request_id")
         if request.sampling.max_tokens < 2:
             raise InvalidRequest("a decode leg needs max_tokens of 2 or more", param="max_tokens")
+        self.executor.spec.check_prompt(request.prompt_token_ids)
         num_blocks, capacity = self.scheduler.num_blocks_for(request), self.scheduler.pool.num_blocks
         if num_blocks > capacity:
             raise ContextLengthExceeded(f"prompt and max_tokens need {num_blocks} KV blocks, {capacity} are here")
@@ -203,6 +204,10 @@ class DecodeWorker:
     def _on_delivered(self, leg: Leg, record: Record) -> None:
         """Any thread. The blocks are the sequence's from here on."""
         leg.delivered_s = time.monotonic()
+        if not 0 <= record.first_token_id < self.executor.spec.vocab_size:
+            self._soon(self.fail, leg, HandoffFailed(f"a record with token id {record.first_token_id}"))
+            self._soon(self._release, leg)
+            return
         self.metrics.delivered()
         with self._engine.lock:
             if record.finish_reason is None and not leg.over:

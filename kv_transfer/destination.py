@@ -39,6 +39,7 @@ class DestinationHandoff:
         self.lease_s = lease_s
         self.lease_until_s = now + lease_s
         self._first_block = first_block
+        self._num_blocks = num_blocks
         self._wanted = ((1 << num_blocks) - 1) >> first_block << first_block
         self._arrived = [0] * num_layers
         self._in_flight: set[BlockRange] = set()
@@ -82,7 +83,10 @@ class DestinationHandoff:
         """
         if self.state not in (HandoffState.RESERVED, HandoffState.MOVING) or epoch != self.epoch:
             return False
-        if not 0 <= blocks.layer < len(self._arrived) or blocks.num_blocks < 1 or blocks.mask & ~self._wanted:
+        end = blocks.first_block + blocks.num_blocks
+        if not (0 <= blocks.layer < len(self._arrived) and 0 <= blocks.first_block < end <= self._num_blocks):
+            return False
+        if blocks.mask & ~self._wanted:
             return False
         taken = self._arrived[blocks.layer]
         for other in self._in_flight:

@@ -31,8 +31,9 @@ from kv_transfer.handoff import (
     SendRecord,
     combined_digest,
 )
+from kv_transfer.links import LinkTable
 from kv_transfer.source import SourceHandoff
-from kv_transfer.transport import Link, LinkStats, MessageHeader, Transport
+from kv_transfer.transport import Link, MessageHeader
 from tandem.errors import BY_CODE, HandoffFailed, LinkClosed, TandemError, TransportError
 from tandem.kv.cache import KvCache
 from tandem.rpc.convert import finish_reason_to_proto
@@ -43,6 +44,8 @@ from tandem.types import BlockId, Epoch, FinishReason, HandoffId, RequestId, Wor
 if TYPE_CHECKING:
     _Call = aio.StreamStreamCall[worker_pb2.SourceMessage, worker_pb2.DestinationMessage]
 
+MAX_LEASE_S = 600.0
+"""Longest lease that is believed; `tandem.config` allows no longer one."""
 STREAM_END_TIMEOUT_S = 2.0
 """How long an ended handoff waits for the peer to close the control stream."""
 
@@ -55,46 +58,6 @@ class SentMessage:
     num_bytes: int
     posted_s: float
     done_s: float
-
-
-class LinkTable:
-    """The links of one prefill worker: one for each decode worker's incarnation. Not thread-safe: event loop only."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._links: dict[WorkerId, tuple[Epoch, Link]] = {}
-
-    async def get(self, worker_id: WorkerId, epoch: Epoch, address: bytes) -> Link:
-        """The link to this incarnation, opened if needed. Raises TransportError."""
-        known = self._links.get(worker_id)
-        if known is not None and known[0] == epoch:
-            return known[1]
-        if known is not None and known[0] > epoch:
-            raise TransportError(f"{worker_id} has restarted since it gave this ticket")
-        self.drop(worker_id)
-        link = await asyncio.to_thread(self._transport.connect, address)
-        raced = self._links.get(worker_id)
-        if raced is not None and raced[0] == epoch:
-            link.close()
-            return raced[1]
-        self._links[worker_id] = (epoch, link)
-        return link
-
-    def drop(self, worker_id: WorkerId, link: Link | None = None) -> None:
-        """Closes a worker's link (only if it still is `link`, when given)."""
-        known = self._links.get(worker_id)
-        if known is not None and (link is None or known[1] is link):
-            del self._links[worker_id]
-            known[1].close()
-
-    def stats(self) -> list[tuple[WorkerId, str, LinkStats]]:
-        """(peer, detail, counters) of every open link."""
-        return [(worker_id, link.detail, link.stats()) for worker_id, (_, link) in self._links.items()]
-
-    def close(self) -> None:
-        """Closes all links."""
-        for worker_id in list(self._links):
-            self.drop(worker_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,8 +152,8 @@ class OutgoingHandoff:
                     SentMessage(blocks=blocks, num_bytes=num_bytes, posted_s=posted_s, done_s=done_s)
                 )
             self._perform(self._machine.sent(blocks, None if error is None else str(error)))
-        if isinstance(error, LinkClosed):
-            self._loop.call_soon_threadsafe(self._links.drop, self._peer, self._link)
+        if isinstance(error, LinkClosed) and self._link is not None:
+            self._loop.call_soon_threadsafe(self._links.drop, self._link)
 
     def computed(self, *, first_token_id: int, finish_reason: FinishReason | None, num_cached_tokens: int) -> None:
         """The prompt is prefilled, everything has been posted: send the record."""
@@ -264,8 +227,11 @@ class OutgoingHandoff:
 
     async def _on_ticket(self, ticket: worker_pb2.Ticket) -> None:
         epoch = Epoch(ticket.epoch)
+        if not 0 < ticket.lease_s <= MAX_LEASE_S:
+            self.abort(HandoffFailed(f"a ticket with a lease of {ticket.lease_s} s"))
+            return
         try:
-            self._link = await self._links.get(self._peer, epoch, ticket.transport_address)
+            self._link = await self._links.get(self._peer, ticket.transport_address)
         except TransportError as exc:
             self.abort(type(exc)(f"no link to the decode worker: {exc.message}"))
             return
@@ -339,7 +305,7 @@ class OutgoingHandoff:
 
     def _fence(self) -> None:
         if self._link is not None:
-            self._links.drop(self._peer, self._link)
+            self._links.drop(self._link)
         with self._lock:
             self._perform(self._machine.fenced())
 

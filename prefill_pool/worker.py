@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kv_transfer.handoff import BlockRange
-from kv_transfer.sender import HandoffCallbacks, LinkTable, OutgoingHandoff
+from kv_transfer.links import LinkTable
+from kv_transfer.sender import HandoffCallbacks, OutgoingHandoff
 from kv_transfer.source import SourceHandoff
 from kv_transfer.transport import Transport
 from prefill_pool.scheduler import Chunk, FirstOutput, PrefillPlan, PrefillScheduler
@@ -131,6 +132,7 @@ class PrefillWorker:
             raise WorkerUnavailable(f"{self.worker_id} is draining")
         if request.request_id in self._jobs or request.request_id in self.scheduler:
             raise DuplicateRequest(f"request {request.request_id} is already on {self.worker_id}", param="request_id")
+        self.executor.spec.check_prompt(request.prompt_token_ids)
         capacity = self.scheduler.pool.num_blocks * self._block_size
         if len(request.prompt_token_ids) > capacity:
             raise ContextLengthExceeded(f"the prompt has {len(request.prompt_token_ids)} tokens, {capacity} fit here")

@@ -11,11 +11,11 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from router.dispatch import Dispatcher, ServedModel
 from router.output import OutputDelta
-from router.prompt import Prompt, check_prompt, tokenize
+from router.prompt import Prompt, check_length, check_prompt, tokenize
 from router.stop_strings import StopStrings
 from router.stream import OutputStream
 from router.timing import TokenClock
@@ -30,6 +30,7 @@ from router.validation import (
 )
 from tandem.config import RouterConfig
 from tandem.errors import (
+    DeadlineExceeded,
     DuplicateRequest,
     ModelNotFound,
     Overloaded,
@@ -42,6 +43,9 @@ from tandem.observability.metrics import RouterMetrics
 from tandem.types import Request, RequestId
 
 _LOG = logging.getLogger(__name__)
+
+_MAX_TOKENIZING = 4
+"""Prompts tokenized at once."""
 
 
 class _Slot:
@@ -72,6 +76,7 @@ class Frontend:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self._tokenizing = asyncio.Semaphore(_MAX_TOKENIZING)
 
     @property
     def num_running(self) -> int:
@@ -118,7 +123,12 @@ class Frontend:
             model = self._check(prompt, options, request_id)
             timeout_s = resolve_timeout(timeout_s, default_s=self._config.default_timeout_s)
             slot_id = self._admit(request_id or uuid.uuid4().hex)
-            token_ids = await tokenize(self.tokenizer, prompt)
+            check_length(
+                prompt,
+                max_context_tokens=model.max_context_tokens,
+                longest_token_chars=self.tokenizer.longest_token_chars,
+            )
+            token_ids = await self._tokenize(prompt, arrival_s + timeout_s)
             sampling = resolve_sampling(
                 options,
                 num_prompt_tokens=len(token_ids),
@@ -139,6 +149,14 @@ class Frontend:
             code = exc.code if isinstance(exc, TandemError) else RequestCancelled.code
             self.metrics.requests.labels(code=code).inc()
             raise
+
+    async def _tokenize(self, prompt: Prompt, deadline_s: float) -> Sequence[int]:
+        """A few at a time, so that long texts do not starve the streams; the wait counts against the deadline."""
+        try:
+            async with asyncio.timeout(deadline_s - time.monotonic()), self._tokenizing:
+                return await tokenize(self.tokenizer, prompt)
+        except TimeoutError as exc:
+            raise DeadlineExceeded("the request's time ran out before its prompt was tokenized") from exc
 
     async def generate(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from router.tokenizer import ChatTokenizer
 from router.validation import check_text, check_token_ids
-from tandem.errors import InvalidRequest
+from tandem.errors import ContextLengthExceeded, InvalidRequest
 
 ROLES = ("system", "developer", "user", "assistant")
 """What a message may say of its author."""
@@ -38,6 +38,20 @@ def check_prompt(prompt: Prompt, *, vocab_size: int) -> None:
         raise InvalidRequest("prompt is empty", param="prompt")
     else:
         check_token_ids(prompt, vocab_size=vocab_size, param="prompt")
+
+
+def check_length(prompt: Prompt, *, max_context_tokens: int, longest_token_chars: int) -> None:
+    """Raises ContextLengthExceeded for a text that cannot fit whatever its tokens are, before it costs anything."""
+    if isinstance(prompt, Conversation):
+        num_chars = sum(len(message["content"]) for message in prompt.messages)
+    else:
+        num_chars = len(prompt) if isinstance(prompt, str) else 0
+    fewest = -(-num_chars // longest_token_chars)
+    if fewest > max_context_tokens:
+        raise ContextLengthExceeded(
+            f"the prompt has {num_chars} characters, at least {fewest} tokens; the context is {max_context_tokens}",
+            param="prompt",
+        )
 
 
 async def tokenize(tokenizer: ChatTokenizer, prompt: Prompt) -> Sequence[int]:

@@ -28,6 +28,8 @@ class ChatTokenizer:
         self._backend.no_padding()
         self._vocabulary = Vocabulary(self._backend)
         self.eos_token_ids = eos_token_ids
+        self.longest_token_chars: int = max((len(token) for token in self._backend.get_vocab()), default=1)
+        """No token stands for more characters than this."""
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod

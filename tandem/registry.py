@@ -10,13 +10,16 @@ published whenever its record appears, changes state or goes). Desired pool size
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 import redis.asyncio as aioredis
 
 from tandem.types import Epoch, Role, WorkerId
+
+logger = logging.getLogger(__name__)
 
 WorkerState = Literal["ready", "draining"]
 
@@ -69,10 +72,26 @@ class WorkerRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkerRecord:
-        """Inverse of `to_json`. Raises ValueError or TypeError for anything else."""
-        values = json.loads(text)
-        load = WorkerLoad(**values.pop("load"))
-        return cls(**{**values, "role": Role(values["role"]), "load": load})
+        """Inverse of `to_json`; fields of a later version are passed over. Raises ValueError for anything else."""
+        try:
+            values = json.loads(text)
+            load = WorkerLoad(**_known(WorkerLoad, values["load"]))
+            return cls(**{**_known(cls, values), "role": Role(values["role"]), "load": load})
+        except (TypeError, KeyError, AttributeError) as exc:
+            raise ValueError(f"not a worker's record: {exc!r}") from exc
+
+
+def _known(cls: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(cls)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _read(key: str | bytes, text: str | bytes) -> WorkerRecord | None:
+    try:
+        return WorkerRecord.from_json(text)
+    except ValueError as exc:
+        logger.warning("passed over %r in Redis: %s", key, exc)
+        return None
 
 
 class Registry:
@@ -91,7 +110,8 @@ class Registry:
         """Writes or renews a record for ttl_s, and tells watchers when it is new or changed state."""
         key = f"{self._prefix}worker:{record.worker_id}"
         old: bytes | None = await self._redis.set(key, record.to_json(), px=self._ttl_ms, get=True)  # type: ignore[assignment]
-        if not isinstance(old, str | bytes) or WorkerRecord.from_json(old).state != record.state:
+        before = _read(key, old) if isinstance(old, str | bytes) else None
+        if before is None or before.state != record.state:
             await self._redis.publish(self._prefix + "workers", record.worker_id)
 
     async def remove(self, worker_id: WorkerId) -> None:
@@ -100,10 +120,11 @@ class Registry:
         await self._redis.publish(self._prefix + "workers", worker_id)
 
     async def workers(self) -> list[WorkerRecord]:
-        """All live records, by id."""
+        """All live records, by id. What cannot be read is logged and passed over."""
         keys = [key async for key in self._redis.scan_iter(match=self._prefix + "worker:*", count=1000)]
         values = await self._redis.mget(keys) if keys else []
-        return sorted((WorkerRecord.from_json(v) for v in values if v is not None), key=lambda r: r.worker_id)
+        records = [_read(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+        return sorted((record for record in records if record is not None), key=lambda r: r.worker_id)
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields whenever some record appeared, changed state or was removed; expiry is silent, so also poll."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from tandem.errors import ContextLengthExceeded, InvalidRequest
 from tandem.kv.layout import Dtype, KvLayout
 
 
@@ -28,6 +30,18 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     weights_digest: str
     """Hash of the weight files' identity; two workers with equal digests hold the same weights."""
+
+    def check_prompt(self, token_ids: Sequence[int]) -> None:
+        """Raises InvalidRequest for ids outside the vocabulary, ContextLengthExceeded for more than the context."""
+        if len(token_ids) > self.max_context_tokens:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(token_ids)} tokens, the model's context {self.max_context_tokens}", param="prompt"
+            )
+        largest = max(token_ids)
+        if largest >= self.vocab_size:
+            raise InvalidRequest(
+                f"token ids must be below {self.vocab_size}, the size of the vocabulary, got {largest}", param="prompt"
+            )
 
     def kv_layout(self, *, block_size: int, dtype: Dtype) -> KvLayout:
         """The KV layout of this model on one rank."""

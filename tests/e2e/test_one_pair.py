@@ -36,7 +36,7 @@ from tests.e2e.live import (
     workers_of,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test waits for the oracle
 
 
 @pytest.fixture(scope="module")
@@ -58,26 +58,21 @@ def every_block_comes_back(cluster: LiveCluster) -> Iterator[None]:
 def test_prompts_alone_give_the_tokens_of_transformers(
     cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
 ) -> None:
-    async def all_of_them() -> dict[str, tuple[int, ...]]:
-        async with stub_of(cluster) as stub:
-            answers = {}
-            for name, ids in prompts.items():
-                answer = await generate(stub, ids, max_tokens=MAX_TOKENS, ignore_eos=True)
-                answers[name] = tuple(answer.tokens)
-            return answers
-
     assert len(prompts) >= 24
-    assert run(all_of_them()) == golden
+    assert run(answers_of(cluster, prompts, at_a_time=1)) == golden
 
 
 def test_prompts_eight_at_a_time_give_the_tokens_of_transformers(
     cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
 ) -> None:
-    assert run(eight_at_a_time(cluster, prompts)) == golden
+    assert run(answers_of(cluster, prompts, at_a_time=8)) == golden
 
 
-async def eight_at_a_time(cluster: LiveCluster, prompts: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
-    places = asyncio.Semaphore(8)
+async def answers_of(
+    cluster: LiveCluster, prompts: dict[str, list[int]], *, at_a_time: int
+) -> dict[str, tuple[int, ...]]:
+    """Every prompt's greedy tokens, with this many requests open."""
+    places = asyncio.Semaphore(at_a_time)
     async with stub_of(cluster) as stub:
 
         async def one(ids: list[int]) -> tuple[int, ...]:

@@ -14,9 +14,9 @@ import pytest
 
 from tests.e2e.conftest import MAX_TOKENS
 from tests.e2e.live import Answer, LiveCluster, generate, is_idle, live_cluster, run, status_of, stub_of, until
-from tests.e2e.test_one_pair import eight_at_a_time
+from tests.e2e.test_one_pair import answers_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test waits for the oracle
 
 LEASE_S = 2.0
 
@@ -35,10 +35,11 @@ def every_block_comes_back(cluster: LiveCluster) -> Iterator[None]:
     run(until(cluster, lambda status: len(status.workers) == 4 and is_idle(status), timeout_s=120))
 
 
-def test_prompts_eight_at_a_time_give_the_tokens_of_transformers(
-    cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
+@pytest.mark.parametrize("at_a_time", [1, 8])
+def test_prompts_give_the_tokens_of_transformers(
+    cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]], at_a_time: int
 ) -> None:
-    assert run(eight_at_a_time(cluster, prompts)) == golden
+    assert run(answers_of(cluster, prompts, at_a_time=at_a_time)) == golden
 
 
 def test_a_seed_gives_the_same_tokens_on_every_worker(cluster: LiveCluster) -> None:

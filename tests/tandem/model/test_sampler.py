@@ -17,24 +17,34 @@ GREEDY = replace(DRAW, temperature=0.0)
 
 
 @pytest.mark.parametrize(
-    ("seed", "position", "value"),
+    ("seed", "position", "values"),
     [
-        (0, 0, 0.25001308859858595),
-        (0, 1, 0.5207475283399325),
-        (1, 0, 0.7477929208420524),
-        (2**64 - 1, 7, 0.7561830456492067),
-        (1234, 100_000, 0.45695488566391984),
+        (0, 0, [0.011546790599822998, 0.24154919385910034]),
+        (0, 1, [0.8133540749549866, 0.7513313889503479]),
+        (1, 0, [0.3035680651664734, 0.8487088084220886]),
+        (2**64 - 1, 7, [0.07488101720809937, 0.8492814898490906]),
+        (1234, 100_000, [0.664250910282135, 0.27984994649887085]),
     ],
 )
-def test_noise_has_these_values_on_every_machine(seed: int, position: int, value: float) -> None:
-    assert uniform(seed, position) == value
+def test_noise_has_these_values_on_every_machine(seed: int, position: int, values: list[float]) -> None:
+    assert uniform(seed, position, 2).tolist() == values
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32))
-def test_noise_is_a_53_bit_fraction_below_one(seed: int, position: int) -> None:
-    value = uniform(seed, position)
-    assert 0.0 <= value < 1.0
-    assert (value * 2**53).is_integer()
+def test_noise_is_strictly_between_zero_and_one_and_does_not_depend_on_the_size(seed: int, position: int) -> None:
+    values = uniform(seed, position, 500)
+    assert float(values.min()) > 0.0
+    assert float(values.max()) < 1.0
+    assert values[:7].equal(uniform(seed, position, 7))
+
+
+def test_rounding_of_the_logits_hardly_ever_moves_a_choice() -> None:
+    """Logits of a wide vocabulary, disturbed as by another cut of the batch: at most 1 choice in 500 may move."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(2000, generator=generator) * 2
+    disturbed = logits + (torch.rand(2000, generator=generator) - 0.5) * 2e-4
+    moved = sum(sample(logits, DRAW, i) != sample(disturbed, DRAW, i) for i in range(1000))
+    assert moved <= 2
 
 
 def test_temperature_zero_takes_the_lowest_of_the_most_likely_ids() -> None:

@@ -65,7 +65,8 @@ class SamplingParams(_message.Message):
     """Keep the top_k most likely tokens; 0 keeps all. Default 0."""
     seed: _builtins.int
     """Seed of the sampling noise. Noise for output position i is a function of (seed, i) alone, so a seed gives the
-    same tokens in any batch and on any worker. Drawn at random by the router where absent.
+    same tokens in any batch and on any worker, but for the rare choice that rounding can move (see tandem/model/sampler.py).
+    Drawn at random by the router where absent.
     """
     max_tokens: _builtins.int
     """Most output tokens. Default: what the model's context leaves after the prompt."""
