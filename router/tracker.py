@@ -157,6 +157,7 @@ class WorkerTracker:
             epoch=record.epoch,
             fingerprint=record.fingerprint,
             transport=record.transport,
+            node=record.node,
             model=record.model,
             max_context_tokens=record.max_context_tokens,
             model_context_tokens=record.model_context_tokens,
