@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from cluster.head_record import HeadRecord, HeadRecords
 from cluster.placement import RESOURCE
 from cluster.ray_environment import new_token, prepare_environment
-from cluster.ray_node import RayNode
+from cluster.ray_node import GRACE_S, RayNode
 from cluster.ray_node_settings import LOOPBACK_IP, NodeOffer, RayStorage
 from tandem.errors import ConfigError
 from tandem.types import Role
@@ -91,10 +91,10 @@ class RayHead:
         """Starts it again, at its address, whenever it dies; until cancelled."""
         await self._node.supervise(note)
 
-    async def stop(self) -> list[str]:
+    async def stop(self, *, timeout_s: float = GRACE_S) -> list[str]:
         """Ends it, and with it the cluster. Returns processes that had to be killed. Idempotent."""
         await self._say_ended()
-        killed = await self._node.stop()
+        killed = await self._node.stop(timeout_s=timeout_s)
         if self._storage is not None:
             storage, self._storage = self._storage, None
             await asyncio.to_thread(_forget, storage, self._cluster)

@@ -23,6 +23,7 @@ from cluster.events import Phase, Progress, SilentProgress, WorkerInfo
 from cluster.head import HeadOptions, RayHead
 from cluster.pools import WORKER_CLASSES
 from cluster.processes import kill_children, make_temp_dir
+from cluster.ray_node import GRACE_S
 from cluster.router_process import ROUTER_COMMAND, RouterEndpoints, RouterProcess
 from tandem.config import ClusterConfig
 from tandem.errors import ClusterError
@@ -267,7 +268,7 @@ class ClusterLauncher:
                     killed.append("controller")
         finally:
             if self._ray is not None:
-                killed += await self._ray.stop()
+                killed += await self._ray.stop(timeout_s=min(GRACE_S, end_s))
         return killed
 
     def _stop_rest(self) -> None:

@@ -23,7 +23,7 @@ from tandem.errors import ClusterError
 
 START_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 10.0
-_GRACE_S = 10.0
+GRACE_S = 10.0
 """Time in which a node's processes end by themselves, once told to."""
 _NO_GRACE_S = 0.3
 """The same for a node that never stood, or has died: Ray's agents notice that only after ten seconds."""
@@ -123,7 +123,7 @@ class RayNode:
         """All processes of the node, its workers among them."""
         return [] if self._temp_dir is None else marked(MARK, str(self._temp_dir))
 
-    async def stop(self, *, timeout_s: float = _GRACE_S) -> list[str]:
+    async def stop(self, *, timeout_s: float = GRACE_S) -> list[str]:
         """Ends the node and all its processes. Returns those that had to be killed. Idempotent."""
         if self._temp_dir is None:
             return []
