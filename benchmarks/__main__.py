@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick] [--json-dir DIR]`: every benchmark in turn, each in a process of its own."""
+"""`python -m benchmarks [NAME ...] [--quick] [--json-dir DIR]`: benchmarks, each in its own process."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("engine", "transfer", "startup")
+NAMES = ("engine", "transfer", "startup", "scaling")
+
+
+def _name(text: str) -> str:
+    if text not in NAMES:
+        raise argparse.ArgumentTypeError(f"no benchmark {text!r}; there are {', '.join(NAMES)}")
+    return text
 
 
 def main() -> int:
     """Exit status 0 when all ran."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*NAMES, []], help=f"which ones (default: {', '.join(NAMES)})")
+    parser.add_argument("names", nargs="*", type=_name, metavar="NAME", help=f"{', '.join(NAMES)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="few rounds, small sizes")
     parser.add_argument("--json-dir", type=Path, help="write NAME.json files into this directory")
     arguments = parser.parse_args()

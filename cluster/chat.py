@@ -8,7 +8,7 @@ from typing import TextIO
 
 from cluster.client import Client
 from tandem.errors import RequestError
-from tandem.rpc.tandem.v1.common_pb2 import SamplingParams
+from tandem.rpc.tandem.v1.common_pb2 import FINISH_REASON_LENGTH, SamplingParams
 from tandem.rpc.tandem.v1.inference_pb2 import ChatMessage
 
 _HELP = "Ctrl-C stops an answer, Ctrl-D ends."
@@ -53,26 +53,34 @@ def _turn(
     """One question and its answer. An answer that was stopped stays in the history as far as it came."""
     asked = [*history, ChatMessage(role="user", content=question)]
     pieces: list[str] = []
+    cut = ""
     try:
-        runner.run(_answer(client, asked, sampling, pieces, sys.stdout))
+        if runner.run(_answer(client, asked, sampling, pieces, sys.stdout)):
+            cut = f"(cut after {sampling.max_tokens} tokens: see --max-tokens)"
     except KeyboardInterrupt:
-        pieces = pieces or ["(stopped)"]
+        pieces, cut = pieces or ["(stopped)"], "(stopped)"
     except RequestError as exc:
         print(f"tandem: {exc.message}", file=sys.stderr)
         return
     finally:
-        print()
+        print(flush=True)
+    if cut:
+        print(cut, file=sys.stderr)
     history[:] = [*asked, ChatMessage(role="assistant", content="".join(pieces))]
 
 
 async def _answer(
     client: Client, messages: list[ChatMessage], sampling: SamplingParams, pieces: list[str], out: TextIO
-) -> None:
+) -> bool:
+    """Whether it was cut at its most tokens."""
     stream = client.chat(messages, sampling)
+    is_cut = False
     try:
         async for response in stream:
             pieces.append(response.text)
             out.write(response.text)
             out.flush()
+            is_cut = response.finish_reason == FINISH_REASON_LENGTH
     finally:
         await stream.aclose()
+    return is_cut

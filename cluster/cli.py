@@ -1,6 +1,6 @@
 """The `tandem` command. Ray, torch and the model are imported only inside the commands that need them.
 
-Exit status: 0 done, 1 failed, 2 wrong usage or configuration. Errors are one line on stderr.
+Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 128 + N ended by signal N. Errors are one line on stderr.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -18,6 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from cluster.echo_group import EchoGroup
+from cluster.pool_commands import drain, restart, scale
+from cluster.serve import StoppedBySignal
+from cluster.start_command import start
 from tandem.errors import ConfigError, TandemError
 
 if TYPE_CHECKING:
@@ -27,6 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 app = typer.Typer(
+    cls=EchoGroup,
     help="Disaggregated prefill/decode serving of large language models.",
     no_args_is_help=True,
     add_completion=False,
@@ -43,12 +49,17 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show all l
 EndpointOption = Annotated[
     str | None, typer.Option("--endpoint", help="Router to ask. Default: $TANDEM_ENDPOINT or 127.0.0.1:50051.")
 ]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of the answer.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, max=2**31 - 1, help="Most tokens of the answer.")]
 TemperatureOption = Annotated[
     float | None, typer.Option("--temperature", min=0, max=2, help="0 always takes the likeliest token. Default 1.")
 ]
-SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same answer.")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="The same seed gives the same answer.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+MessagesOption = Annotated[
+    bool, typer.Option("--messages", help="With --json: the timings of each message of the KV transfer too.")
+]
 
 
 def _fail(message: str, status: int) -> typer.Exit:
@@ -65,8 +76,11 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except TandemError as exc:
             raise _fail(exc.message, 2 if isinstance(exc, ConfigError) else 1) from exc
+        except StoppedBySignal as exc:
+            raise typer.Exit(exc.exit_status) from exc
         except KeyboardInterrupt as exc:
-            raise _fail("stopped", 1) from exc
+            typer.echo(err=True)
+            raise _fail("stopped", 128 + signal.SIGINT) from exc
         except BrokenPipeError as exc:  # the reader has gone, as in `| head`: nobody is left to tell
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from exc
@@ -121,46 +135,41 @@ def up(
 ) -> None:
     """Start a cluster and serve until Ctrl-C. A second Ctrl-C does not wait for running requests."""
     from cluster.config_file import load_config
+    from cluster.preflight import check_start, warn, warnings
 
     overrides = _overrides(model, prefill, decode, transport, grpc_port=grpc_port, http_port=http_port)
     settings = load_config(config, overrides)
+    check_start(settings)
 
     from cluster.console import make_console
-    from cluster.display import ConsoleProgress
+    from cluster.display import ConsoleProgress, startup_table
     from cluster.launch import ClusterLauncher
+    from cluster.ready import print_ready
     from cluster.serve import serve
 
     _log_to_stderr(verbose)
     console = make_console(stderr=True)
+    warn(warnings(settings))
     with ConsoleProgress(console) as progress:
 
         async def on_ready(info: ClusterInfo) -> None:
             progress.pause()
-            await _print_ready(info, verbose)
-
-        def on_stop() -> None:
-            console.print("stopping: running requests may finish; once more to stop at once", markup=False)
+            if verbose:
+                console.print(startup_table(info))
+            await print_ready(info, settings)
 
         launcher = ClusterLauncher(settings, progress=progress, verbose=verbose)
-        asyncio.run(serve(launcher, ready_file=ready_file, on_ready=on_ready, on_stop=on_stop))
+        serving = serve(
+            launcher,
+            ready_file=ready_file,
+            on_ready=on_ready,
+            on_stop=progress.stopping,
+            on_force=progress.forced,
+        )
+        asyncio.run(serving)
 
 
-async def _print_ready(info: ClusterInfo, verbose: bool) -> None:
-    from cluster.client import Client
-    from cluster.console import make_console
-    from cluster.display import startup_table
-
-    if verbose:
-        make_console(stderr=True).print(startup_table(info))
-    async with Client(info.grpc) as client:
-        name = (await client.models())[0].name
-    body = json.dumps({"model": name, "prompt": "The capital of France is", "max_tokens": 16})
-    typer.echo(f"ready in {info.total_s:.1f} s: {name}, {len(info.workers)} workers")
-    typer.echo(f"gRPC   {info.grpc}")
-    typer.echo(f"HTTP   {info.http}")
-    typer.echo(f"try    curl {info.http}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
-    typer.echo(f"or     tandem chat --endpoint {info.grpc}")
-    sys.stdout.flush()
+app.command(epilog="Example: tandem start --head --redis-url redis://10.0.0.1:6379 --node-ip 10.0.0.1")(friendly(start))
 
 
 @app.command(epilog="Example: tandem generate 'The capital of France is' --max-tokens 16 --temperature 0")
@@ -172,6 +181,7 @@ def generate(
     seed: SeedOption = None,
     endpoint: EndpointOption = None,
     as_json: JsonOption = False,
+    messages: MessagesOption = False,
 ) -> None:
     """Continue a text; the answer streams to stdout."""
     from cluster.client import default_endpoint, make_sampling
@@ -179,7 +189,8 @@ def generate(
 
     sampling = make_sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     text = sys.stdin.read() if prompt == "-" else prompt
-    asyncio.run(run_generate(endpoint or default_endpoint(), text, sampling, as_json=as_json))
+    target = endpoint or default_endpoint()
+    asyncio.run(run_generate(target, text, sampling, as_json=as_json, with_messages=messages))
 
 
 @app.command(epilog="Example: tandem chat --temperature 0.7 --system 'Answer in one sentence.'")
@@ -201,9 +212,21 @@ def chat(
 
 @app.command(epilog="Example: tandem status --json")
 @friendly
-def status(endpoint: EndpointOption = None, as_json: JsonOption = False) -> None:
+def status(
+    endpoint: EndpointOption = None,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it until Ctrl-C.")] = False,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Processes, cores, all of each link.")] = False,
+) -> None:
     """Show workers, pools, blocks, links and the transport in use."""
     from cluster.client import Client, default_endpoint
+
+    if watch:
+        from cluster.watch import run_watch
+
+        run_watch(endpoint or default_endpoint(), interval_s=interval_s, as_json=as_json)
+        return
 
     async def ask() -> Any:
         async with Client(endpoint or default_endpoint()) as client:
@@ -216,7 +239,38 @@ def status(endpoint: EndpointOption = None, as_json: JsonOption = False) -> None
     if as_json:
         typer.echo(json.dumps(as_data(answer), indent=2))
     else:
-        print_status(answer, make_console())
+        print_status(answer, make_console(), verbose=verbose)
+
+
+app.command(epilog="Example: tandem scale prefill=3 decode=2 --wait")(friendly(scale))
+app.command(epilog="Example: tandem drain decode-1 --wait")(friendly(drain))
+app.command(epilog="Example: tandem restart decode --wait")(friendly(restart))
+
+
+@app.command(epilog="Example: tandem doctor --config cluster.yaml")
+@friendly
+def doctor(
+    config: ConfigOption = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Run this check alone; may be repeated.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at this host: can it run the cluster as configured? Says what is wrong and what to do; 1 for a problem."""
+    from cluster.checks.finding import Settings
+    from cluster.checks.table import choose
+    from cluster.config_file import load_config
+    from cluster.console import make_console
+    from cluster.display import CheckProgress
+    from cluster.doctor import as_data, has_problem, print_findings, run_checks
+
+    settings, specs = Settings(config=load_config(config, {})), choose(only or [])
+    with CheckProgress(make_console(stderr=True), total=len(specs)) as progress:
+        findings = run_checks(settings, specs, on_done=progress.done)
+    if as_json:
+        typer.echo(json.dumps(as_data(findings), indent=2))
+    else:
+        print_findings(findings, make_console())
+    if has_problem(findings):
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: tandem demo --transport shm")
@@ -229,21 +283,30 @@ def demo(
     transport: TransportOption = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
+    messages: MessagesOption = False,
 ) -> None:
     """Start a cluster on free ports, send five prompts at once, show where their time went, and stop it."""
     from cluster.config_file import load_config
+    from cluster.preflight import check_start, warn, warnings
 
     settings = load_config(config, _overrides(model, prefill, decode, transport, grpc_port=0, http_port=0))
+    check_start(settings)
 
     from cluster.demo import run_demo
 
+    warn(warnings(settings))
     _log_to_stderr(verbose)
-    asyncio.run(run_demo(settings, verbose=verbose, as_json=as_json))
+    asyncio.run(run_demo(settings, verbose=verbose, as_json=as_json, with_messages=messages))
 
 
 def main() -> None:
     """Entry point of the installed command."""
-    app(prog_name="tandem")
+    if not {"-v", "--verbose"} & set(sys.argv):
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is loaded; what it writes is for its developers
+    try:
+        app(prog_name="tandem")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is stopped; the interpreter ends in peace
 
 
 if __name__ == "__main__":

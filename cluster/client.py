@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from tandem.errors import ClusterError, TandemError
+from tandem.errors import ClusterError, ConfigError, TandemError
 from tandem.rpc.client import open_channel
 from tandem.rpc.status import CODE_KEY, from_rpc_error
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -32,15 +32,21 @@ def make_sampling(
 def as_tandem_error(error: grpc.aio.AioRpcError, endpoint: str) -> TandemError:
     """The router's typed error, or ClusterError with what to do when no router was reached."""
     typed = CODE_KEY in dict(error.trailing_metadata() or ())
+    if "http1" in (error.details() or "").lower() and not typed:
+        return ClusterError(f"{endpoint} answers HTTP, not gRPC: give the gRPC port, 50051 unless it was changed")
     if error.code() is grpc.StatusCode.UNAVAILABLE and not typed:
         return ClusterError(f"no router answers at {endpoint}; start one with `tandem up` or give --endpoint HOST:PORT")
     return from_rpc_error(error)
 
 
 class Client:
-    """A connection to one router; an async context manager. Methods raise TandemError."""
+    """A connection to one router; an async context manager. Methods raise TandemError, a URL as `endpoint` does too."""
 
     def __init__(self, endpoint: str) -> None:
+        if "://" in endpoint:
+            raise ConfigError(
+                f"the endpoint is HOST:PORT of the gRPC port, 50051 unless it was changed; got the URL {endpoint!r}"
+            )
         self._endpoint = endpoint
 
     async def __aenter__(self) -> Client:
@@ -83,6 +89,29 @@ class Client:
             return await self._admin.GetClusterStatus(inference_pb2.GetClusterStatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as exc:
             raise as_tandem_error(exc, self._endpoint) from exc
+
+    async def set_pool_sizes(self, *, prefill: int | None, decode: int | None, timeout_s: float = 10.0) -> None:
+        """Asks for sizes; None leaves a pool as it is."""
+        request = inference_pb2.SetPoolSizesRequest(prefill=prefill, decode=decode)
+        try:
+            await self._admin.SetPoolSizes(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise as_tandem_error(exc, self._endpoint) from exc
+
+    async def drain_worker(self, worker_id: str, *, timeout_s: float = 10.0) -> None:
+        """Asks that a worker be taken out."""
+        try:
+            await self._admin.DrainWorker(inference_pb2.DrainWorkerRequest(worker_id=worker_id), timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise as_tandem_error(exc, self._endpoint) from exc
+
+    async def restart_pool(self, role: str, *, timeout_s: float = 10.0) -> int:
+        """Asks that every worker of a pool be replaced; the generation that the new ones will have."""
+        try:
+            answer = await self._admin.RestartPool(inference_pb2.RestartPoolRequest(role=role), timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise as_tandem_error(exc, self._endpoint) from exc
+        return answer.generation
 
     async def models(self, *, timeout_s: float = 10.0) -> list[inference_pb2.Model]:
         """What the router serves."""

@@ -37,8 +37,10 @@ class Outcome:
         return self.error is None and bool(self.responses) and self.responses[-1].finish_reason != 0
 
 
-async def run_demo(config: ClusterConfig, *, verbose: bool, as_json: bool) -> None:
-    """Raises TandemError when the cluster does not come up, an answer fails, or the demo is stopped."""
+async def run_demo(
+    config: ClusterConfig, *, verbose: bool, as_json: bool, with_messages: bool = False
+) -> None:
+    """Raises TandemError when the cluster does not come up or an answer fails, StoppedBySignal when it is stopped."""
     console, errors = make_console(), make_console(stderr=True)
     with ConsoleProgress(errors) as progress:
         launcher = ClusterLauncher(config, progress=progress, verbose=verbose)
@@ -49,17 +51,20 @@ async def run_demo(config: ClusterConfig, *, verbose: bool, as_json: bool) -> No
                 errors.print(startup_table(info))
             errors.print(f"ready in {info.total_s:.1f} s: gRPC {info.grpc}, HTTP {info.http}", markup=False)
             outcomes = await _send_all(info.grpc, _view(console, as_json))
-            _report(outcomes, console, as_json=as_json)
+            if as_json:
+                _print_json(outcomes, with_messages=with_messages)
+            else:
+                _report(outcomes, console)
             progress.resume("stopping")
             return outcomes
 
-        outcomes = await with_cluster(launcher, body, on_stop=lambda: errors.print("stopping", markup=False))
+        outcomes = await with_cluster(
+            launcher, body, on_stop=lambda _: progress.stopping(False), on_force=progress.forced
+        )
     _judge(outcomes)
 
 
-def _judge(outcomes: Sequence[Outcome] | None) -> None:
-    if outcomes is None:
-        raise ClusterError("the demo was stopped before its end")
+def _judge(outcomes: Sequence[Outcome]) -> None:
     failed = [outcome for outcome in outcomes if not outcome.complete]
     if failed:
         details = "; ".join(f"{o.prompt.name}: {o.error.message if o.error else 'ended early'}" for o in failed)
@@ -102,12 +107,17 @@ def _open(client: Client, prompt: DemoPrompt) -> AsyncGenerator[GenerateResponse
     return client.generate(prompt.text, prompt.sampling)
 
 
-def _report(outcomes: Sequence[Outcome], console: Console, *, as_json: bool) -> None:
-    complete = [outcome for outcome in outcomes if outcome.complete]
-    if as_json:
-        print(json.dumps([{"name": o.prompt.name, **result_data(o.responses)} for o in complete], indent=2))
-        return
-    for outcome in complete:
+def _print_json(outcomes: Sequence[Outcome], *, with_messages: bool) -> None:
+    results = [
+        {"name": outcome.prompt.name, **result_data(outcome.responses, with_messages=with_messages)}
+        for outcome in outcomes
+        if outcome.complete
+    ]
+    print(json.dumps(results, indent=2))
+
+
+def _report(outcomes: Sequence[Outcome], console: Console) -> None:
+    for outcome in (outcome for outcome in outcomes if outcome.complete):
         last = outcome.responses[-1]
         console.print(f"\n{outcome.prompt.name}", style="bold", markup=False)
         for line in render_timeline(last.timings, last.usage):

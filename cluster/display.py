@@ -36,6 +36,16 @@ class ConsoleProgress:
         """Takes the spinners away while something else is shown."""
         self._bars.stop()
 
+    def stopping(self, was_ready: bool) -> None:
+        """A signal came: spinners end, and a line says what happens now."""
+        self._bars.stop()
+        text = "running requests may finish; once more to stop at once" if was_ready else "once more to stop at once"
+        self._console.print(f"stopping: {text}", markup=False)
+
+    def forced(self) -> None:
+        """The process ends now, without unwinding: the terminal must be as it was."""
+        self._console.show_cursor(True)
+
     def resume(self, name: str) -> None:
         """Shows the spinners of waits from here on, `name` first."""
         for task in self._tasks.values():
@@ -77,3 +87,25 @@ def _inner_phases(info: ClusterInfo, phase: str) -> Sequence[tuple[str, float]]:
     if phase.startswith("workers"):
         return [(f"{w.worker_id}: {name}", took_s) for w in info.workers for name, took_s in w.startup.items()]
     return []
+
+
+class CheckProgress:
+    """How many of `total` checks are over, as one line on a terminal; nothing elsewhere."""
+
+    def __init__(self, console: Console, *, total: int) -> None:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed} of {task.total}"))
+        self._bar = RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("checking", total=total)
+
+    def __enter__(self) -> CheckProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def done(self, name: str) -> None:
+        """A check is over."""
+        self._bar.advance(self._task)

@@ -19,6 +19,7 @@ import redis.asyncio as aioredis
 
 from cluster.processes import end, last_lines, make_temp_dir, spawn
 from tandem.errors import ClusterError
+from tandem.tasks import raise_if_cancelled
 
 START_TIMEOUT_S = 15.0
 _RETRY_S = 0.01
@@ -56,6 +57,7 @@ async def check_redis(url: str, *, timeout_s: float = 3.0) -> None:
         ) from exc
     finally:
         await client.aclose()
+    raise_if_cancelled()  # redis-py swallows that while it connects
 
 
 class EmbeddedRedis:

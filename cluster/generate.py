@@ -11,7 +11,9 @@ from tandem.rpc.tandem.v1.common_pb2 import FinishReason, SamplingParams
 from tandem.rpc.tandem.v1.inference_pb2 import GenerateResponse
 
 
-async def run_generate(endpoint: str, prompt: str, sampling: SamplingParams, *, as_json: bool) -> None:
+async def run_generate(
+    endpoint: str, prompt: str, sampling: SamplingParams, *, as_json: bool, with_messages: bool = False
+) -> None:
     """Raises TandemError; when cancelled, so is the request."""
     responses: list[GenerateResponse] = []
     async with Client(endpoint) as client:
@@ -24,12 +26,19 @@ async def run_generate(endpoint: str, prompt: str, sampling: SamplingParams, *, 
                     sys.stdout.flush()
         finally:
             await stream.aclose()
-    print(json.dumps(result_data(responses), indent=2) if as_json else "")
+    result = result_data(responses, with_messages=with_messages)
+    print(json.dumps(result, indent=2) if as_json else "")
 
 
-def result_data(responses: list[GenerateResponse]) -> dict[str, object]:
-    """All steps of one request as one object; the last step carries usage and timings."""
+def result_data(responses: list[GenerateResponse], *, with_messages: bool) -> dict[str, object]:
+    """All steps of one request as one object; the last step carries usage and timings.
+
+    The timings of each message of the KV transfer are there on demand only: they can be thousands.
+    """
     last = responses[-1]
+    timings = as_data(last.timings)
+    if not with_messages and "transfer" in timings.get("prefill", {}):
+        del timings["prefill"]["transfer"]["messages"]
     reason = FinishReason.Name(last.finish_reason).removeprefix("FINISH_REASON_").lower()
     return {
         "request_id": last.request_id,
@@ -37,5 +46,5 @@ def result_data(responses: list[GenerateResponse]) -> dict[str, object]:
         "token_ids": [token for response in responses for token in response.token_ids],
         "finish_reason": reason,
         "usage": as_data(last.usage),
-        "timings": as_data(last.timings),
+        "timings": timings,
     }

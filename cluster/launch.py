@@ -1,4 +1,4 @@
-"""Brings a cluster up and takes it down: Redis, Ray with both pools, and the router, side by side.
+"""Brings a cluster up and takes it down: Redis, a Ray node, the controller, which starts the workers, and the router.
 
 Owns the order and the clean-up, whatever fails half way: nothing that was started here is left. Takes down in reverse
 order: the router drains first, so that no request loses its workers.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -18,14 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from cluster.controller_process import ControllerProcess
 from cluster.embedded_redis import EmbeddedRedis, check_redis
 from cluster.events import Phase, Progress, SilentProgress, WorkerInfo
-from cluster.placement import WorkerPlacement, plan_placement
-from cluster.pools import WORKER_CLASSES, RayPools
+from cluster.head import HeadOptions, RayHead
+from cluster.pools import WORKER_CLASSES
 from cluster.processes import kill_children, make_temp_dir
-from cluster.ray_local import LocalRay
+from cluster.ray_node import GRACE_S
 from cluster.router_process import ROUTER_COMMAND, RouterEndpoints, RouterProcess
-from tandem.config import ClusterConfig, to_mapping
+from tandem.config import ClusterConfig
 from tandem.errors import ClusterError
 from tandem.types import Role
 
@@ -33,16 +33,24 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 WORKER_HOST = "127.0.0.1"
-"""Ray runs on this machine only, so workers meet on the loopback address."""
+"""Where workers meet when no other machine can join."""
+_END_MARGIN_S = 25.0
+"""Time, beyond the drain, in which workers must have ended."""
+_ABANDON_S = 1.5
+"""The same for a start that is given up: what has not ended by then is killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterInfo:
-    """A running cluster, as the ready file has it. `startup` holds phases that overlap; seconds from the start."""
+    """A running cluster, as the ready file has it. `startup` holds phases that overlap; seconds from the start.
+
+    `head` is where other nodes join. With a head that others may join, `workers` is empty: it is up without any.
+    """
 
     grpc: str
     http: str
     redis: str
+    head: str
     workers: tuple[WorkerInfo, ...]
     startup: tuple[Phase, ...]
     router_startup: dict[str, float]
@@ -62,13 +70,6 @@ class Parts:
 
 
 REAL_PARTS = Parts(worker_classes=WORKER_CLASSES, router_command=ROUTER_COMMAND)
-
-
-def usable_cores() -> list[int]:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 async def _both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
@@ -93,6 +94,7 @@ class ClusterLauncher:
         verbose: bool = False,
         start_timeout_s: float = 600.0,
         parts: Parts = REAL_PARTS,
+        head: HeadOptions | None = None,
     ) -> None:
         self._config = config
         self._progress: Progress = progress or SilentProgress()
@@ -101,8 +103,10 @@ class ClusterLauncher:
         self._parts = parts
         self._redis: EmbeddedRedis | None = None
         self._router: RouterProcess | None = None
-        self._ray = LocalRay(verbose=verbose)
-        self._pools: RayPools | None = None
+        self._head_options = head or HeadOptions()
+        self._ray: RayHead | None = None
+        self._ray_address = ""
+        self._controller: ControllerProcess | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._phases: list[Phase] = []
         self._began = 0.0
@@ -117,7 +121,10 @@ class ClusterLauncher:
         await self.stop()
 
     async def start(self) -> ClusterInfo:
-        """Returns when requests will be served. Raises TandemError; then, as when cancelled, nothing is left."""
+        """Returns when requests will be served, or with a joinable head when nodes may join.
+
+        Raises TandemError; then, as when cancelled, nothing is left.
+        """
         self._began = time.monotonic()
         self._run_dir = make_temp_dir("run")
         try:
@@ -138,6 +145,7 @@ class ClusterLauncher:
             grpc=endpoints.grpc,
             http=endpoints.http,
             redis=redis_url,
+            head=self._ray_address,
             workers=tuple(workers),
             startup=tuple(self._phases),
             router_startup=endpoints.startup,
@@ -160,46 +168,42 @@ class ClusterLauncher:
         self._router = RouterProcess(self._config, redis_url=redis_url, log=log, command=self._parts.router_command)
         async with self._phase("router: process, imports, ports"):
             endpoints = await self._router.start()
-        async with self._phase("router: waiting for workers"):
-            await self._router.serving()
+        if not self._head_options.joinable:
+            async with self._phase("router: waiting for workers"):
+                await self._router.serving()
         return endpoints
 
     async def _start_pools(self, redis_url: str) -> list[WorkerInfo]:
-        placements = plan_placement(
-            usable_cores(),
-            num_prefill=self._config.prefill.num_workers,
-            num_decode=self._config.decode.num_workers,
-            pin=self._config.pin_cores,
-        )
-        self._pools = RayPools(
-            self._ray,
-            placements,
-            settings_of=lambda place: self._settings(place, redis_url),
-            classes=self._parts.worker_classes,
-        )
+        assert self._run_dir is not None
+        options = self._head_options
+        log = None if self._verbose else self._run_dir / "ray.log"
+        self._ray = RayHead(options, cluster=self._config.cluster, log=log)
         async with self._phase("Ray"):
-            await self._pools.start_ray()
-        async with self._phase("workers: processes, model, registration"):
-            await self._pools.create()
-            return await self._pools.wait_ready(self._worker_ready)
-
-    def _settings(self, place: WorkerPlacement, redis_url: str) -> dict[str, Any]:
-        return {
-            "config": to_mapping(self._config),
-            "worker_id": str(place.worker_id),
-            "redis_url": redis_url,
-            "host": WORKER_HOST,
-            "cores": list(place.cores),
-        }
+            self._ray_address = await self._ray.start(redis_url, is_external=self._redis is None)
+        self._controller = ControllerProcess(
+            self._config,
+            redis_url=redis_url,
+            ray_address=self._ray_address,
+            worker_host="" if options.joinable else WORKER_HOST,
+            classes=self._parts.worker_classes,
+            log=None if self._verbose else self._run_dir / "controller.log",
+        )
+        if options.joinable:
+            await self._controller.start()
+            return []
+        async with self._phase("controller and workers: processes, model, registration"):
+            await self._controller.start()
+            return await self._controller.workers_ready(self._worker_ready)
 
     def _worker_ready(self, info: WorkerInfo) -> None:
         self._progress.note(f"worker {info.worker_id} is ready at {info.address}")
 
     def _watch(self) -> None:
-        assert self._pools is not None
+        assert self._controller is not None
         assert self._router is not None
+        assert self._ray is not None
         note = self._progress.note
-        watching = [self._pools.watch(note), self._router.supervise(note)]
+        watching = [self._ray.supervise(note), self._controller.watch(note), self._router.supervise(note)]
         if self._redis is not None:
             watching.append(self._redis.supervise(note))
         self._watchers = [asyncio.create_task(watcher) for watcher in watching]
@@ -219,18 +223,32 @@ class ClusterLauncher:
         Raises ClusterError at the end when some part had to be killed.
         """
         await self._end_watchers()
-        timeout_s = self._config.drain_timeout_s if drain else 1.0
-        killed: list[str] = []
         try:
-            if self._router is not None and not await self._router.stop(timeout_s=timeout_s + 2.0):
-                killed.append("router")
+            killed = await (self._drain() if drain else self._abandon())
         finally:
-            try:
-                killed += await self._stop_pools(timeout_s if drain else 0.0)
-            finally:
-                self._stop_rest()
+            self._stop_rest()
         if killed and drain:
             raise ClusterError(f"these processes did not end by themselves and were killed: {', '.join(killed)}")
+
+    async def _drain(self) -> list[str]:
+        """First the router, so that no request loses its workers. Returns what had to be killed."""
+        drain_s = self._config.drain_timeout_s
+        killed: list[str] = []
+        try:
+            killed += await self._stop_router(timeout_s=drain_s + 2.0)
+        finally:
+            killed += await self._stop_pools(end_s=drain_s + _END_MARGIN_S, drain=drain_s > 0)
+        return killed
+
+    async def _abandon(self) -> list[str]:
+        """Everything at once: there are no requests."""
+        router, pools = await _both(
+            self._stop_router(timeout_s=_ABANDON_S), self._stop_pools(end_s=_ABANDON_S, drain=False)
+        )
+        return router + pools
+
+    async def _stop_router(self, *, timeout_s: float) -> list[str]:
+        return [] if self._router is None or await self._router.stop(timeout_s=timeout_s) else ["router"]
 
     async def _end_watchers(self) -> None:
         watchers, self._watchers = self._watchers, []
@@ -240,11 +258,18 @@ class ClusterLauncher:
             if isinstance(result, Exception):
                 self._progress.note(f"a watcher of the cluster had ended early: {result!r}")
 
-    async def _stop_pools(self, drain_s: float) -> list[str]:
-        pools, self._pools = self._pools, None
-        if pools is not None and drain_s > 0:
-            await pools.drain(drain_s)
-        return await (self._ray if pools is None else pools).stop()
+    async def _stop_pools(self, *, end_s: float, drain: bool) -> list[str]:
+        controller, self._controller = self._controller, None
+        killed = []
+        try:
+            if controller is not None:
+                ended = await controller.end_workers(timeout_s=end_s, drain=drain)
+                if not await controller.stop(timeout_s=min(5.0, end_s)) or not ended:
+                    killed.append("controller")
+        finally:
+            if self._ray is not None:
+                killed += await self._ray.stop(timeout_s=min(GRACE_S, end_s))
+        return killed
 
     def _stop_rest(self) -> None:
         if self._redis is not None:
@@ -256,6 +281,6 @@ class ClusterLauncher:
     def force_stop(self) -> None:
         """Kills everything at once; nothing drains. The process should exit right after."""
         kill_children()
-        if self._ray.temp_dir is not None:
-            shutil.rmtree(self._ray.temp_dir, ignore_errors=True)
+        if self._ray is not None:
+            self._ray.remove_temp_dir()
         self._stop_rest()

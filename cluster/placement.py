@@ -1,84 +1,95 @@
-"""Which cores each worker gets, and what it asks of the scheduler. Pure.
+"""Where a worker goes: its cores, and what it asks of Ray's scheduler. Pure.
 
-Workers get disjoint core sets where there are enough cores; with fewer, the two pools at least do not disturb each
-other; on a single core nobody is pinned. Spare cores go to prefill first, because prefill is bound by compute.
+Cores are chosen for one worker at a time, from what the others hold: own cores while there are free ones, then cores
+of the same pool, so that the two pools do not disturb each other; on a single core nobody is pinned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.types import Role, WorkerId
 
 RESOURCE = {Role.PREFILL: "tandem_prefill", Role.DECODE: "tandem_decode"}
-"""Name of each pool's custom resource: one unit per worker."""
+"""Name of each pool's custom resource: a node offers one unit for each rank it has room for."""
+
+_NAME = re.compile(r"(?P<cluster>.+)/(?P<id>(?P<role>prefill|decode)-\d+)/g(?P<generation>\d+)/c(?P<cores>[\d.]*)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selector:
+    """Which nodes may take a worker: pairs of a label and a condition in Ray's words (`("ray.io/zone", "in(a,b)")`)."""
+
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlacement:
-    """One worker's place. `cores` is empty when the worker is not pinned."""
+    """One worker's place. `cores` is empty when the worker is not pinned; `num_ranks` is TP x PP."""
 
     worker_id: WorkerId
     role: Role
-    cores: tuple[int, ...]
+    generation: int = 0
+    cores: tuple[int, ...] = ()
+    num_ranks: int = 1
+    selector: Selector = Selector()
 
     @property
-    def num_cpus(self) -> int:
-        """CPUs that the worker asks for; at least one."""
-        return max(1, len(self.cores))
+    def bundles(self) -> list[dict[str, float]]:
+        """What its placement group asks for: a bundle for each rank."""
+        return [{RESOURCE[self.role]: 1.0} for _ in range(self.num_ranks)]
 
-    @property
-    def bundle(self) -> dict[str, float]:
-        """The worker's resource demand: the one bundle of its placement group."""
-        return {"CPU": float(self.num_cpus), RESOURCE[self.role]: 1.0}
+    def name(self, cluster: str) -> str:
+        """All that a later controller must know of it, as the name of its placement group."""
+        return f"{cluster}/{self.worker_id}/g{self.generation}/c{'.'.join(map(str, self.cores))}"
 
 
-def plan_placement(
-    cores: Sequence[int], *, num_prefill: int, num_decode: int, pin: bool = True
-) -> tuple[WorkerPlacement, ...]:
-    """Places all workers, prefill first. `cores` are the usable core numbers; their order is kept."""
-    sets = _core_sets(tuple(cores), num_prefill, num_decode) if pin else [()] * (num_prefill + num_decode)
-    roles = [(Role.PREFILL, i) for i in range(num_prefill)] + [(Role.DECODE, i) for i in range(num_decode)]
-    return tuple(
-        WorkerPlacement(worker_id=WorkerId(f"{role}-{index}"), role=role, cores=chosen)
-        for (role, index), chosen in zip(roles, sets, strict=True)
+def parse_name(name: str, cluster: str) -> WorkerPlacement | None:
+    """Inverse of `WorkerPlacement.name`, ranks and selector apart; None for what is not this cluster's."""
+    match = _NAME.fullmatch(name)
+    if match is None or match["cluster"] != cluster:
+        return None
+    return WorkerPlacement(
+        worker_id=WorkerId(match["id"]),
+        role=Role(match["role"]),
+        generation=int(match["generation"]),
+        cores=tuple(int(core) for core in match["cores"].split(".") if core),
     )
 
 
-def total_resources(workers: Sequence[WorkerPlacement]) -> dict[str, float]:
-    """Sum of all demands: what a node must offer to hold every worker."""
-    total: dict[str, float] = {}
-    for worker in workers:
-        for name, amount in worker.bundle.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
+def choose_cores(
+    role: Role, cores: Sequence[int], others: Sequence[WorkerPlacement], *, sizes: Mapping[Role, int]
+) -> tuple[int, ...]:
+    """Cores for one more worker of `role`. `cores` are the usable ones, `others` the workers that are there.
 
-
-def _core_sets(cores: tuple[int, ...], num_prefill: int, num_decode: int) -> list[tuple[int, ...]]:
-    num_workers = num_prefill + num_decode
-    if len(cores) >= num_workers:
-        return _spread(cores, num_workers)
+    A worker gets its even share of the free cores for pools of `sizes`. It never takes the last free core from a pool
+    that is wanted and has none yet. Without a free core it shares the least used one, its own pool's first.
+    """
     if len(cores) < 2:
-        return [()] * num_workers
-    for_prefill = -(-len(cores) * num_prefill // num_workers)
-    for_prefill = min(max(1, for_prefill), len(cores) - 1)
-    return _share(cores[:for_prefill], num_prefill) + _share(cores[for_prefill:], num_decode)
+        return ()
+    free = [core for core in cores if not any(core in other.cores for other in others)]
+    rival = Role.DECODE if role is Role.PREFILL else Role.PREFILL
+    rival_waits = sizes.get(rival, 0) > 0 and not any(o.cores for o in others if o.role is rival)
+    num_own = min(len(free) - rival_waits, _even_share(role, len(cores), others, sizes=sizes))
+    return tuple(free[:num_own]) if num_own > 0 else _shared(role, cores, others, reserved=set(free))
 
 
-def _spread(cores: tuple[int, ...], num_workers: int) -> list[tuple[int, ...]]:
-    """Disjoint runs of cores, the first ones longer by one where it does not come out even."""
-    each, spare = divmod(len(cores), num_workers)
-    sets, start = [], 0
-    for index in range(num_workers):
-        end = start + each + (index < spare)
-        sets.append(cores[start:end])
-        start = end
-    return sets
+def _even_share(role: Role, num_cores: int, others: Sequence[WorkerPlacement], *, sizes: Mapping[Role, int]) -> int:
+    """An equal part of all cores; what does not come out even goes to the first workers, prefill first."""
+    num_workers = max(1, sum(sizes.values()))
+    each, spare = divmod(num_cores, num_workers)
+    rank = sum(other.role is role for other in others) + (sizes.get(Role.PREFILL, 0) if role is Role.DECODE else 0)
+    return max(1, each + (rank < spare))
 
 
-def _share(cores: tuple[int, ...], num_workers: int) -> list[tuple[int, ...]]:
-    """Cores of one pool: disjoint if possible, else one core each, used in turn."""
-    if len(cores) >= num_workers:
-        return _spread(cores, num_workers)
-    return [(cores[index % len(cores)],) for index in range(num_workers)]
+def _shared(
+    role: Role, cores: Sequence[int], others: Sequence[WorkerPlacement], *, reserved: set[int]
+) -> tuple[int, ...]:
+    def cost(core: int) -> tuple[bool, int]:
+        users = [other.role for other in others if core in other.cores]
+        return (any(user is not role for user in users), len(users))
+
+    taken = [core for core in cores if core not in reserved] or list(cores)
+    return (min(taken, key=cost),)

@@ -1,83 +1,105 @@
-"""The two pools of worker actors on Ray: start, watch, drain, stop.
+"""Single workers on Ray: find them, start one, wait for it, drain it, take it away.
 
-Ray owns the workers' life: each is an actor in a placement group of its own that Ray starts again when its process
-dies. Tokens and KV never pass through here.
+Each is a detached, named actor in a placement group of its own, so it lives on when the controller that started it
+ends, and the next one finds it. Ray restarts its process when that dies. Which workers there should be is not decided
+here; tokens and KV never pass through here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from cluster.events import WorkerInfo
-from cluster.placement import WorkerPlacement, total_resources
-from cluster.ray_local import LocalRay
+from cluster.placement import RESOURCE, WorkerPlacement, parse_name
+from cluster.pool_memory import FoundWorker
+from cluster.ray_client import RayClient
 from cluster.ray_worker import RayWorker
 from tandem.errors import ClusterError, TandemError
-from tandem.types import Role
+from tandem.types import Role, WorkerId
+
+logger = logging.getLogger(__name__)
 
 WORKER_CLASSES: Mapping[Role, str] = {
     Role.PREFILL: "prefill_pool.actor:PrefillActor",
     Role.DECODE: "decode_pool.actor:DecodeActor",
 }
 _CONCURRENT_CALLS = 4
-"""`ready` blocks in the actor; ping, drain and stop must pass it."""
-_PING_EVERY_S = 1.0
+"""`ready` blocks in the actor; drain and stop must pass it."""
+_DRAIN_MARGIN_S = 5.0
+_PRESENT_STATES = ("PENDING", "PREPARED", "CREATED", "RESCHEDULING")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Worker:
-    placement: WorkerPlacement
-    group: Any
-    actor: Any
+class Pools(Protocol):
+    """What the controller does with workers. Methods raise TandemError; all may be called again."""
 
+    async def find(self) -> list[FoundWorker]:
+        """All workers of this cluster in Ray."""
 
-def _cause(exc: BaseException, worker_id: str) -> TandemError:
-    """The worker's own error out of Ray's wrapping, with the worker's name in front."""
-    inner = getattr(exc, "cause", None) or exc
-    lines = str(inner).strip().splitlines() or [type(inner).__name__]
-    text = inner.message if isinstance(inner, TandemError) else f"{type(inner).__name__}: {lines[-1].strip()}"
-    kind = type(inner) if isinstance(inner, TandemError) and not hasattr(inner, "cause") else ClusterError
-    return kind(f"worker {worker_id} could not be started: {text}")
+    async def start(self, placement: WorkerPlacement) -> WorkerInfo:
+        """Starts a worker and returns when it is ready; waits as long as there is no room for it."""
+
+    async def wait_ready(self, worker_id: WorkerId) -> WorkerInfo:
+        """Returns when a worker that exists is ready."""
+
+    async def drain(self, worker_id: WorkerId, timeout_s: float) -> bool:
+        """Stops admission and waits; whether nothing runs on it any more."""
+
+    async def stop(self, worker_id: WorkerId, timeout_s: float) -> None:
+        """Ends a worker and takes away all of it. What runs on it is cut off."""
 
 
 class RayPools:
-    """All workers of both pools. `settings_of` gives each its constructor argument."""
+    """`Pools` over one Ray. `settings_of` gives each worker its constructor argument."""
 
     def __init__(
         self,
-        ray: LocalRay,
-        placements: Sequence[WorkerPlacement],
+        ray: RayClient,
         *,
+        cluster: str,
         settings_of: Callable[[WorkerPlacement], dict[str, Any]],
         classes: Mapping[Role, str] = WORKER_CLASSES,
     ) -> None:
         self._ray = ray
-        self._placements = tuple(placements)
+        self._cluster = cluster
         self._settings_of = settings_of
         self._classes = classes
-        self._workers: list[_Worker] = []
-        self._pids: dict[str, int] = {}
 
-    async def start_ray(self) -> None:
-        """Starts Ray with room for exactly these workers. Raises ClusterError."""
-        await self._ray.start(total_resources(self._placements))
+    async def find(self) -> list[FoundWorker]:
+        """See `Pools`."""
+        groups, actors = await self._ray.call(lambda: (_group_states(), _actor_names()))
+        placements = ((parse_name(name, self._cluster), states) for name, states in groups.items())
+        return [
+            FoundWorker(placement=place, has_actor=str(place.worker_id) in actors, is_placed="CREATED" in states)
+            for place, states in placements
+            if place is not None
+        ]
 
-    async def create(self) -> None:
-        """Creates placement groups and actors; they start side by side."""
-        self._workers = await self._ray.call(lambda: [self._create(place) for place in self._placements])
+    async def start(self, placement: WorkerPlacement) -> WorkerInfo:
+        """See `Pools`."""
+        actor = await self._ray.call(lambda: self._create(placement))
+        return await self._ready(actor, placement.worker_id)
 
-    def _create(self, place: WorkerPlacement) -> _Worker:
+    def _create(self, place: WorkerPlacement) -> Any:
         import ray
-        from ray.util.placement_group import placement_group
+        from ray.util.placement_group import placement_group, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        group = placement_group([place.bundle], strategy="STRICT_PACK", name=place.worker_id)
+        labels = dict(place.selector.labels)
+        group = placement_group(
+            place.bundles,
+            strategy="STRICT_PACK",
+            name=place.name(self._cluster),
+            lifetime="detached",
+            bundle_label_selector=[labels for _ in place.bundles] if labels else None,
+        )
         options = {
-            "num_cpus": place.num_cpus,
-            "resources": {name: amount for name, amount in place.bundle.items() if name != "CPU"},
+            "name": str(place.worker_id),
+            "lifetime": "detached",
+            "num_cpus": 0,
+            "resources": {RESOURCE[place.role]: 1.0},
             "max_restarts": -1,
             "max_task_retries": 0,
             "max_concurrency": _CONCURRENT_CALLS,
@@ -85,98 +107,111 @@ class RayPools:
                 placement_group=group, placement_group_bundle_index=0
             ),
         }
-        actor = ray.remote(RayWorker).options(**options).remote(self._classes[place.role], self._settings_of(place))
-        return _Worker(placement=place, group=group, actor=actor)
-
-    async def wait_ready(self, on_ready: Callable[[WorkerInfo], None]) -> list[WorkerInfo]:
-        """Waits for all workers; cancels the other waits when one fails."""
-
-        async def one(worker: _Worker) -> WorkerInfo:
-            info = await self._ready(worker)
-            on_ready(info)
-            return info
-
-        tasks = [asyncio.create_task(one(worker)) for worker in self._workers]
         try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            return ray.remote(RayWorker).options(**options).remote(self._classes[place.role], self._settings_of(place))
+        except ValueError as exc:  # the name is taken: somebody else has started it
+            remove_placement_group(group)
+            raise ClusterError(f"worker {place.worker_id} is there already") from exc
 
-    async def _ready(self, worker: _Worker) -> WorkerInfo:
+    async def wait_ready(self, worker_id: WorkerId) -> WorkerInfo:
+        """See `Pools`."""
+        return await self._ready(await self._actor(worker_id), worker_id)
+
+    async def _ready(self, actor: Any, worker_id: WorkerId) -> WorkerInfo:
         from ray.exceptions import RayError
 
         try:
-            info = WorkerInfo.from_mapping(await self._get(worker.actor.ready))
-            self._pids[worker.placement.worker_id] = info.pid
-            return info
+            return WorkerInfo.from_mapping(await self._get(actor.ready))
         except (RayError, TandemError) as exc:
-            raise _cause(exc, worker.placement.worker_id) from exc
+            raise _cause(exc, worker_id) from exc
+
+    async def drain(self, worker_id: WorkerId, timeout_s: float) -> bool:
+        """See `Pools`."""
+        from ray.exceptions import RayError
+
+        actor = await self._actor(worker_id)
+        try:
+            async with asyncio.timeout(timeout_s + _DRAIN_MARGIN_S):
+                return bool(await self._get(actor.drain, timeout_s))
+        except TimeoutError:
+            return False
+        except (RayError, TandemError) as exc:
+            raise ClusterError(f"worker {worker_id} could not be drained: {_last_line(exc)}") from exc
+
+    async def stop(self, worker_id: WorkerId, timeout_s: float) -> None:
+        """See `Pools`."""
+        from ray.exceptions import RayError
+
+        try:
+            if await self._ray.call(lambda: self._is_placed(worker_id)):
+                actor = await self._actor(worker_id)
+                async with asyncio.timeout(timeout_s):
+                    await self._get(actor.stop)
+        except (TimeoutError, RayError, TandemError) as exc:
+            logger.info("worker %s did not stop by itself, it is killed: %s", worker_id, _last_line(exc))
+        await self._ray.call(lambda: _remove(worker_id, self._cluster))
+
+    def _is_placed(self, worker_id: WorkerId) -> bool:
+        """Whether its process can be there: a call to one that waits for a place would wait too."""
+        places = {parse_name(name, self._cluster): states for name, states in _group_states().items()}
+        return any(p is not None and p.worker_id == worker_id and "CREATED" in s for p, s in places.items())
+
+    async def _actor(self, worker_id: WorkerId) -> Any:
+        def get() -> Any:
+            import ray
+
+            try:
+                return ray.get_actor(str(worker_id))
+            except ValueError as exc:
+                raise ClusterError(f"worker {worker_id} is not there any more") from exc
+
+        return await self._ray.call(get)
 
     async def _get(self, method: Any, *args: Any) -> Any:
         return await asyncio.wrap_future(await self._ray.call(lambda: method.remote(*args).future()))
 
-    async def watch(self, note: Callable[[str], None]) -> None:
-        """Tells of workers that die and come back, until cancelled. Ray restarts them; nothing is decided here."""
-        await asyncio.gather(*(self._watch(worker, note) for worker in self._workers))
 
-    async def _watch(self, worker: _Worker, note: Callable[[str], None]) -> None:
-        from ray.exceptions import RayError
+def _group_states() -> dict[str, set[str]]:
+    """States of the placement groups that exist, by name."""
+    from ray.util import placement_group_table
 
-        name = worker.placement.worker_id
-        lost = False
-        while True:
-            try:
-                if await self._get(worker.actor.ping) != self._pids[name]:
-                    if not lost:
-                        note(f"worker {name} died; Ray has started it again")
-                    note(f"worker {name} is back (process {(await self._ready(worker)).pid})")
-                lost = False
-            except (RayError, TandemError) as exc:
-                if not lost:
-                    note(f"worker {name} died; Ray is starting it again ({type(exc).__name__})")
-                lost = True
-            await asyncio.sleep(_PING_EVERY_S)
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Drains all workers at once; True when everything that ran has finished."""
-        from ray.exceptions import RayError
-
-        calls = [self._get(worker.actor.drain, timeout_s) for worker in self._workers]
-        try:
-            async with asyncio.timeout(timeout_s + 5.0):
-                results = await asyncio.gather(*calls, return_exceptions=True)
-        except TimeoutError:
-            return False
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, RayError | TandemError):
-                raise result
-        return all(result is True for result in results)
-
-    async def stop(self, *, timeout_s: float = 10.0) -> list[str]:
-        """Stops and removes all workers, then Ray. Returns what had to be killed. Idempotent."""
-        workers, self._workers = self._workers, []
-        try:
-            if workers:
-                await self._stop_workers(workers, timeout_s)
-        finally:
-            killed = await self._ray.stop(timeout_s=timeout_s)
-        return killed
-
-    async def _stop_workers(self, workers: list[_Worker], timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*(self._get(worker.actor.stop) for worker in workers), return_exceptions=True)
-        except TimeoutError:
-            pass  # killed next
-        await self._ray.call(lambda: _remove(workers))
+    states: dict[str, set[str]] = {}
+    for group in placement_group_table().values():
+        if group["state"] in _PRESENT_STATES:
+            states.setdefault(group["name"], set()).add(group["state"])
+    return states
 
 
-def _remove(workers: list[_Worker]) -> None:
+def _actor_names() -> set[str]:
+    from ray.util import list_named_actors
+
+    return set(list_named_actors())
+
+
+def _remove(worker_id: WorkerId, cluster: str) -> None:
+    """Kills the actor, if it is there, and frees its place."""
     import ray
-    from ray.util.placement_group import remove_placement_group
+    from ray.util import get_placement_group, remove_placement_group
 
-    for worker in workers:
-        ray.kill(worker.actor, no_restart=True)
-        remove_placement_group(worker.group)
+    try:
+        ray.kill(ray.get_actor(str(worker_id)), no_restart=True)
+    except ValueError:
+        pass  # already gone
+    for name in _group_states():
+        place = parse_name(name, cluster)
+        if place is not None and place.worker_id == worker_id:
+            remove_placement_group(get_placement_group(name))
+
+
+def _last_line(exc: BaseException) -> str:
+    inner = getattr(exc, "cause", None) or exc
+    lines = str(inner).strip().splitlines() or [type(inner).__name__]
+    return lines[-1].strip()
+
+
+def _cause(exc: BaseException, worker_id: str) -> TandemError:
+    """The worker's own error out of Ray's wrapping, with the worker's name in front."""
+    inner = getattr(exc, "cause", None) or exc
+    text = inner.message if isinstance(inner, TandemError) else f"{type(inner).__name__}: {_last_line(inner)}"
+    kind = type(inner) if isinstance(inner, TandemError) and not hasattr(inner, "cause") else ClusterError
+    return kind(f"worker {worker_id} could not be started: {text}")

@@ -17,6 +17,9 @@ from typing import IO
 
 import psutil
 
+_KILLED_S = 2.0
+"""How long the kernel may take to end what was killed."""
+
 # Ties the child to its parent, then becomes the real program. A preexec_fn would do the same, but forking with threads
 # running may deadlock in it. 1 is PR_SET_PDEATHSIG; the parent may have died before it was set.
 _TETHER = """
@@ -82,6 +85,18 @@ def family(mark: str) -> list[psutil.Process]:
     return found
 
 
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Processes of this user that have `variable=value` in their environment, whoever is their parent now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(variable) == value:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
 def sweep(processes: Iterable[psutil.Process], *, timeout_s: float) -> list[str]:
     """Waits for processes to end, kills those that do not; returns what had to be killed, for people."""
     _, alive = psutil.wait_procs(list(processes), timeout=timeout_s)
@@ -92,7 +107,7 @@ def sweep(processes: Iterable[psutil.Process], *, timeout_s: float) -> list[str]
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(alive, timeout=timeout_s)
+    psutil.wait_procs(alive, timeout=_KILLED_S)
     return killed
 
 
@@ -104,7 +119,14 @@ def kill_children() -> None:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(below, timeout=2.0)
+    psutil.wait_procs(below, timeout=_KILLED_S)
+
+
+def usable_cores() -> list[int]:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def make_temp_dir(kind: str, *, parent: Path | None = None) -> Path:

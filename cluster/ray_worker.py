@@ -6,6 +6,7 @@ The driver names the worker's class as text, so that it never imports torch or a
 from __future__ import annotations
 
 import os
+import socket
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -26,10 +27,32 @@ class WorkerActor(Protocol):
         """The process id."""
 
 
+def settled_here(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for the node that Ray chose, which may change with a restart: its name, its address, and its cores.
+
+    Cores were chosen on the host `cores_host`: on another one the worker is not pinned.
+    """
+    node = socket.gethostname()
+    here = node == settings.get("cores_host", node)
+    return {
+        **settings,
+        "node": node,
+        "host": settings["host"] or _node_address(),
+        "cores": settings["cores"] if here else [],
+    }
+
+
+def _node_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
 class RayWorker:
     """One worker in one Ray process. `class_path` is "module:Class", built with the one argument `settings`."""
 
     def __init__(self, class_path: str, settings: dict[str, Any]) -> None:
+        settings = settled_here(settings)
         if settings["cores"] and hasattr(os, "sched_setaffinity"):  # before the import: thread pools count cores once
             os.sched_setaffinity(0, settings["cores"])
         module, _, name = class_path.partition(":")

@@ -1,7 +1,8 @@
-"""The cluster's status as tables for people, and as plain data for programs."""
+"""The cluster's status as tables for people, 60 columns or more, and as plain data for programs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.message import Message
@@ -9,7 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.timeline import data_size
+from cluster.watch_view import ROLES, headline, pool_of, short_transport
 from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, WorkerStatus
+
+_WIDE = 80
+"""Columns from which there is air between those of a table."""
+_FEWEST_CHARS = 8
+_OTHER_LINK_CHARS = 33
+"""What a row of the link table needs beside names and transport."""
 
 
 def as_data(message: Message) -> dict[str, Any]:
@@ -26,46 +34,64 @@ def as_data(message: Message) -> dict[str, Any]:
     return data
 
 
-def print_status(status: ClusterStatus, console: Console) -> None:
-    """Pools, workers and links."""
-    console.print(f"model {status.model} · {status.num_running_requests} open requests", markup=False)
-    console.print(_pool_table(status))
-    console.print(_worker_table(status))
+def print_status(status: ClusterStatus, console: Console, *, verbose: bool = False) -> None:
+    """Pools, workers and links; `verbose` adds where workers run and all that the transports negotiated."""
+    console.print(headline(status), soft_wrap=True)
+    console.print(_pool_table(status, console.width))
+    console.print(_worker_table(status, console.width))
     if any(worker.links for worker in status.workers):
-        console.print(_link_table(status))
+        console.print(_link_table(status, console.width))
+    if verbose:
+        for line in _details(status):
+            console.print(line, markup=False, soft_wrap=True)
 
 
-def _blocks(workers: list[WorkerStatus]) -> tuple[str, str]:
-    free = sum(w.num_free_blocks for w in workers)
-    return str(free), str(sum(w.num_blocks for w in workers) - free)
+def _table(width: int, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if width >= _WIDE else 1, 0, 0))
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
 
 
-def _pool_table(status: ClusterStatus) -> Table:
-    table = Table("pool", "workers", "blocks free", "used", "running", "waiting", box=None, title_justify="left")
-    for role in ("prefill", "decode"):
-        workers = [w for w in status.workers if w.role == role]
+def _blocks(workers: list[WorkerStatus]) -> str:
+    total = sum(w.num_blocks for w in workers)
+    return f"{total - sum(w.num_free_blocks for w in workers)}/{total}"
+
+
+def _pool_table(status: ClusterStatus, width: int) -> Table:
+    table = _table(width, "pool", "desired", "ready", "draining", "blocks", "run", "wait")
+    for role in ROLES:
+        workers, pool = [w for w in status.workers if w.role == role], pool_of(status, role)
+        desired = str(pool.desired) if any(p.role == role for p in status.pools) else "-"
         running, waiting = sum(w.num_running for w in workers), sum(w.num_waiting for w in workers)
-        table.add_row(role, str(len(workers)), *_blocks(workers), str(running), str(waiting))
+        states = (desired, str(pool.num_ready), str(pool.num_draining))
+        table.add_row(role, *states, _blocks(workers), str(running), str(waiting))
     return table
 
 
-def _worker_table(status: ClusterStatus) -> Table:
-    blocks = ("blocks free", "used", "running", "waiting", "handoffs")
-    columns = ("worker", "state", "address", "process", "cores", *blocks)
-    table = Table(*columns, box=None)
+def _worker_table(status: ClusterStatus, width: int) -> Table:
+    table = _table(width, "worker", "state", "blocks", "run", "wait", "KV", "address")
     for w in status.workers:
-        cores = ",".join(map(str, w.cores)) or "any"
-        counts = (str(w.num_running), str(w.num_waiting), str(w.num_handoffs))
-        table.add_row(w.worker_id, w.state, w.address, str(w.pid), cores, *_blocks([w]), *counts)
+        counts = (_blocks([w]), str(w.num_running), str(w.num_waiting))
+        table.add_row(w.worker_id, w.state, *counts, w.transport or "-", w.address)
     return table
 
 
-def _link_table(status: ClusterStatus) -> Table:
-    table = Table("link", "transport", "negotiated", "sent", "messages", "speed", box=None)
+def _link_table(status: ClusterStatus, width: int) -> Table:
+    table = _table(width, "link", "over", "sent", "msgs", "speed")
     for worker in status.workers:
         for link in worker.links:
             name = f"{worker.worker_id} → {link.peer_worker_id}"
             speed = f"{link.bytes_per_s / 1e9:.3g} GB/s" if link.bytes_per_s else "-"
-            sent = data_size(link.num_bytes)
-            table.add_row(name, link.transport, link.detail, sent, str(link.num_messages), speed)
+            over = short_transport(link, max(_FEWEST_CHARS, width - len(name) - _OTHER_LINK_CHARS))
+            table.add_row(name, over, data_size(link.num_bytes), str(link.num_messages), speed)
     return table
+
+
+def _details(status: ClusterStatus) -> Iterator[str]:
+    for w in status.workers:
+        cores = ",".join(map(str, w.cores)) or "any"
+        at = f" on {w.node}" if w.node else ""
+        yield f"{w.worker_id}: process {w.pid}{at}, cores {cores}, {w.num_handoffs} handoffs, {w.metrics_url}"
+        for link in w.links:
+            yield f"{w.worker_id} → {link.peer_worker_id}: {link.transport} negotiated {link.detail}"

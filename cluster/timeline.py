@@ -1,20 +1,23 @@
 """Draws where one request's time went, and how much of its KV transfer hid behind prefill. Pure: messages in, text out.
 
-Times in the transfer picture count from the start of the first chunk's iteration.
+Two pictures with a time axis each: the request from its arrival, and its prefill from the first chunk's start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from tandem.rpc.tandem.v1.common_pb2 import MessageTiming, PrefillTimings, TransferTimings
 from tandem.rpc.tandem.v1.inference_pb2 import RequestTimings, Usage
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 DEFAULT_WIDTH = 60
-_LABEL_WIDTH = 10
+_LABEL_WIDTH = 12
 _VISIBLE = 1e-6
 """Smaller shares are rounding, not messages."""
+_RATE_BYTES = 16_000_000
+"""Below this a transfer's GB/s would say nothing of the link: handing over each small message takes longest."""
 
 
 def render_timeline(timings: RequestTimings, usage: Usage, *, width: int = DEFAULT_WIDTH) -> list[str]:
@@ -44,6 +47,11 @@ def data_size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def plural(count: int, noun: str) -> str:
+    """ "1 token", "2 tokens"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def transfer_rate(transfer: TransferTimings) -> float:
     """Bytes per second while at least one message was under way; 0 where that cannot be told."""
     return transfer.num_bytes / transfer.busy_s if transfer.busy_s > 0 else 0.0
@@ -63,23 +71,33 @@ def _times_line(timings: RequestTimings) -> str:
 
 
 def _prefill_lines(prefill: PrefillTimings) -> list[str]:
-    chunks = f"{prefill.num_chunks} chunk{'s' if prefill.num_chunks != 1 else ''}"
+    chunks = plural(prefill.num_chunks, "chunk")
+    if prefill.num_companions:
+        chunks += f", batched with {plural(prefill.num_companions, 'other prompt')}"
     first = f"queue {seconds(prefill.queue_s)} · prefill {seconds(prefill.prefill_s)} in {chunks}"
     if not prefill.HasField("transfer"):
         return [f"{first} · no KV transferred"]
     transfer = prefill.transfer
     second = (
-        f"KV {data_size(transfer.num_bytes)} over {transfer.transport} in {transfer.num_messages} messages"
-        f" at {transfer_rate(transfer) / 1e9:.3g} GB/s: {hidden_share(transfer):.1%} hidden behind compute,"
-        f" {seconds(transfer.exposed_s)} exposed"
+        f"KV {data_size(transfer.num_bytes)} over {transfer.transport} in {plural(transfer.num_messages, 'message')}"
+        f"{_speed(transfer)}: {hidden_share(transfer):.1%} hidden behind compute, {seconds(transfer.exposed_s)} exposed"
     )
     return [f"{first} · ticket {seconds(prefill.ticket_s)}", second]
+
+
+def _speed(transfer: TransferTimings) -> str:
+    if transfer.num_bytes >= _RATE_BYTES:
+        return f", {transfer_rate(transfer) / 1e9:.3g} GB/s while any was under way"
+    if not transfer.messages:
+        return ""
+    return f" of about {seconds(median(m.done_s - m.posted_s for m in transfer.messages))} each"
 
 
 def _tokens_line(timings: RequestTimings, usage: Usage) -> str:
     path = " → ".join(filter(None, (timings.prefill_worker, timings.decode_worker)))
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
-    return f"{usage.prompt_tokens} prompt tokens{cached}, {usage.completion_tokens} output tokens · {path}"
+    prompt, output = plural(usage.prompt_tokens, "prompt token"), plural(usage.completion_tokens, "output token")
+    return f"{prompt}{cached}, {output} · {path}"
 
 
 def _bar(label: str, cells: str, note: str = "") -> str:
@@ -97,7 +115,8 @@ def _request_bar(timings: RequestTimings, width: int) -> list[str]:
     for letter, edge in zip("·PD", edges, strict=True):
         cells += letter * max(0, edge - start)
         start = max(start, edge)
-    return [_bar("request", cells.ljust(width), "· waiting  P prefill  D handoff and decode")]
+    note = f"0 to {seconds(ends[-1])}: · waits  P prefill  D handoff and decode"
+    return [_bar("request", cells.ljust(width), note)]
 
 
 def _transfer_bars(transfer: TransferTimings, width: int) -> list[str]:
@@ -106,10 +125,13 @@ def _transfer_bars(transfer: TransferTimings, width: int) -> list[str]:
     if end_s <= 0 or not transfer.messages:
         return []
     computed = max(1, min(width, round(width * transfer.compute_end_s / end_s)))
+    last_s = max(m.done_s for m in transfer.messages)
+    moving, sent = busy_shares(transfer.messages, end_s, width), sent_shares(transfer.messages, end_s, width)
     return [
-        _bar("compute", ("█" * computed).ljust(width), f"0 to {seconds(transfer.compute_end_s)}"),
-        _bar("KV moving", _levels(busy_shares(transfer.messages, end_s, width)), f"last byte at {seconds(end_s)}"),
-        _bar("KV sent", _levels(sent_shares(transfer.messages, end_s, width)), data_size(transfer.num_bytes)),
+        f"the prefill alone, on an axis of its own: 0 to {seconds(end_s)} from the start of its first chunk",
+        _bar("  compute", ("█" * computed).ljust(width), f"until {seconds(transfer.compute_end_s)}"),
+        _bar("  KV moving", _levels(moving), f"last byte at {seconds(last_s)}"),
+        _bar("  KV sent", _levels(sent), data_size(transfer.num_bytes)),
     ]
 
 

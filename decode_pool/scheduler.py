@@ -95,6 +95,11 @@ class DecodeScheduler:
         return sum(s.phase < Phase.READY for s in self._sequences.values())
 
     @property
+    def num_unreserved(self) -> int:
+        """Sequences that wait for blocks."""
+        return sum(s.phase is Phase.OFFERED for s in self._sequences.values())
+
+    @property
     def is_idle(self) -> bool:
         """Nothing can be scheduled until an event comes."""
         return not self.num_running

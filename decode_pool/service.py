@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from decode_pool.worker import DecodeWorker, Leg
 from tandem.errors import HandoffFailed, RequestCancelled, TandemError
+from tandem.observability.worker_readings import DecodeSample
 from tandem.registry import WorkerLoad
 from tandem.rpc.convert import decode_request_from_proto
 from tandem.rpc.status import typed_errors
@@ -28,6 +30,8 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
     def __init__(self, worker: DecodeWorker, facts: WorkerFacts) -> None:
         self.worker = worker
         self.facts = facts
+        self.metrics_url = ""
+        worker.metrics.follow(self._sample)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds its gRPC services."""
@@ -66,8 +70,29 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
 
     # --- control
 
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """What it exports."""
+        return self.worker.metrics.registry
+
+    def _sample(self) -> DecodeSample:
+        arrived = self.worker.receiver.arrived
+        with self.worker.lock:
+            return DecodeSample(
+                status=self._status(),
+                num_unreserved=self.worker.scheduler.num_unreserved,
+                num_received_bytes=arrived.num_bytes,
+                num_received_messages=arrived.num_messages,
+                num_refused_messages=arrived.num_refused,
+                num_nacked_messages=arrived.num_nacked,
+            )
+
     def status(self) -> inference_pb2.WorkerStatus:
         """What this worker is doing now; its address is the caller's knowledge."""
+        with self.worker.lock:
+            return self._status()
+
+    def _status(self) -> inference_pb2.WorkerStatus:
         worker, scheduler = self.worker, self.worker.scheduler
         return inference_pb2.WorkerStatus(
             worker_id=worker.worker_id,
@@ -83,16 +108,18 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
             cores=sorted(os.sched_getaffinity(0)),
             num_iterations=worker.num_iterations,
             num_tokens=worker.num_tokens,
+            metrics_url=self.metrics_url,
         )
 
     def load(self) -> WorkerLoad:
         """How busy it is now."""
         scheduler = self.worker.scheduler
-        return WorkerLoad(
-            num_free_blocks=scheduler.pool.num_free,
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-        )
+        with self.worker.lock:
+            return WorkerLoad(
+                num_free_blocks=scheduler.pool.num_free,
+                num_running=scheduler.num_running,
+                num_waiting=scheduler.num_waiting,
+            )
 
     def abort(self, request_id: RequestId, error: TandemError) -> None:
         """Ends a request in any phase."""

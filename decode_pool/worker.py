@@ -6,6 +6,7 @@ Owns legs and their life; which sequences run is the scheduler's, how KV arrives
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from tandem.errors import (
 )
 from tandem.kv.block_pool import BlockPool
 from tandem.model.executor import Executor, SequenceSlice
+from tandem.observability.worker_metrics import DecodeMetrics
 from tandem.rpc.convert import finish_reason_to_proto, handoff_id_from_wire
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2
 from tandem.types import Epoch, HandoffId, Request, RequestId, WorkerId
@@ -70,6 +72,7 @@ class DecodeWorker:
         self.executor = executor
         self.transport = transport
         self.num_tokens = 0
+        self.metrics = DecodeMetrics()
         self.is_draining = False
         self._fingerprint = fingerprint
         self._lease_s = lease_s
@@ -89,6 +92,11 @@ class DecodeWorker:
         )
         self.receiver = HandoffReceiver(cache=executor.cache, transport=transport)
         self._engine.start()
+
+    @property
+    def lock(self) -> threading.Condition:
+        """Hold it to look at the scheduler: the engine's thread changes it."""
+        return self._engine.lock
 
     @property
     def num_iterations(self) -> int:
@@ -200,6 +208,7 @@ class DecodeWorker:
             self._soon(self.fail, leg, HandoffFailed(f"a record with token id {record.first_token_id}"))
             self._soon(self._release, leg)
             return
+        self.metrics.delivered()
         with self._engine.lock:
             if record.finish_reason is None and not leg.over:
                 self.scheduler.deliver(leg.request.request_id, record.first_token_id)
@@ -218,6 +227,7 @@ class DecodeWorker:
             return
         leg.over = True
         leg.events.put_nowait(error)
+        self.metrics.failed(error, moving=leg.handoff is not None and not leg.delivered_s)
         with self._engine.lock:
             owned = self.scheduler.abort(leg.request.request_id)
         if leg.handoff is not None:
@@ -231,7 +241,9 @@ class DecodeWorker:
             self.scheduler.release(leg.request.request_id)
         if not leg.over:
             leg.over = True
-            done = worker_pb2.DecodeDone(timings=_timings(leg))
+            timings = _timings(leg)
+            self.metrics.completed(timings)
+            done = worker_pb2.DecodeDone(timings=timings)
             leg.events.put_nowait(worker_pb2.DecodeEvent(done=done))
         self._forget(leg)
 
@@ -284,6 +296,7 @@ class DecodeWorker:
             if leg is not None:
                 leg.started_s = now
         tokens = self.executor.execute([_slice_of(step) for step in plan.steps])
+        self.metrics.iteration(time.monotonic() - now, num_sequences=len(plan.steps))
         return [token for token in tokens if token is not None]
 
     def _commit(self, plan: DecodePlan, tokens: list[int]) -> Callable[[], None]:

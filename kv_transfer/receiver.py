@@ -44,6 +44,16 @@ TICK_S = 0.25
 """How often lease clocks are looked at."""
 
 
+@dataclass(kw_only=True, slots=True)
+class Arrived:
+    """What came to a worker since it started, in messages and bytes. Approximate under contention, never decreasing."""
+
+    num_bytes: int = 0
+    num_messages: int = 0
+    num_refused: int = 0
+    num_nacked: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceiveCallbacks:
     """What the owner of the destination blocks wants to know. Any thread; called under the handoff's lock."""
@@ -159,6 +169,7 @@ class IncomingHandoff:
             case SendTicket(lease_s=lease_s, first_block=first_block):
                 self._put(worker_pb2.DestinationMessage(ticket=self._receiver.ticket(self, lease_s, first_block)))
             case SendNack(blocks=blocks, reason=reason):
+                self._receiver.arrived.num_nacked += 1
                 nack = worker_pb2.HandoffNack(
                     epoch=epoch,
                     layer=blocks.layer,
@@ -210,6 +221,7 @@ class HandoffReceiver:
         self._cache = cache
         self._transport = transport
         self._handoffs: dict[HandoffId, IncomingHandoff] = {}
+        self.arrived = Arrived()
         transport.serve(self)
 
     def __len__(self) -> int:
@@ -220,6 +232,7 @@ class HandoffReceiver:
         handoff = self._handoffs.get(header.handoff_id)
         placed = None if handoff is None else handoff.place(header, self._cache)
         if placed is None:
+            self.arrived.num_refused += 1
             logger.info("refused a message of handoff %s, layer %d", header.handoff_id, header.layer)
         return placed
 
@@ -227,6 +240,9 @@ class HandoffReceiver:
         """Sink."""
         handoff = self._handoffs.get(header.handoff_id)
         assert handoff is not None, "a handoff is forgotten only when nothing of it is under way"
+        if error is None:
+            self.arrived.num_bytes += header.num_bytes
+            self.arrived.num_messages += 1
         handoff.landed(header, error)
 
     def open(self, handoff: IncomingHandoff) -> None:

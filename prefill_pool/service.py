@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from prefill_pool.worker import Job, PrefillWorker, Target
 from tandem.errors import RequestCancelled, TandemError
@@ -28,6 +29,8 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
     def __init__(self, worker: PrefillWorker, facts: WorkerFacts) -> None:
         self.worker = worker
         self.facts = facts
+        self.metrics_url = ""
+        worker.metrics.follow(self.status)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds its gRPC services."""
@@ -54,8 +57,17 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
 
     # --- control
 
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """What it exports."""
+        return self.worker.metrics.registry
+
     def status(self) -> inference_pb2.WorkerStatus:
         """What this worker is doing now; id and address are the caller's knowledge."""
+        with self.worker.lock:
+            return self._status()
+
+    def _status(self) -> inference_pb2.WorkerStatus:
         worker, scheduler = self.worker, self.worker.scheduler
         return inference_pb2.WorkerStatus(
             worker_id=worker.worker_id,
@@ -72,6 +84,7 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
             cores=sorted(os.sched_getaffinity(0)),
             num_iterations=worker.num_iterations,
             num_tokens=worker.num_tokens,
+            metrics_url=self.metrics_url,
             links=[
                 inference_pb2.LinkStatus(
                     peer_worker_id=peer,
@@ -88,12 +101,13 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
     def load(self) -> WorkerLoad:
         """How busy it is now."""
         scheduler = self.worker.scheduler
-        return WorkerLoad(
-            num_free_blocks=scheduler.pool.num_free,
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_waiting_tokens=scheduler.num_waiting_tokens,
-        )
+        with self.worker.lock:
+            return WorkerLoad(
+                num_free_blocks=scheduler.pool.num_free,
+                num_running=scheduler.num_running,
+                num_waiting=scheduler.num_waiting,
+                num_waiting_tokens=scheduler.num_waiting_tokens,
+            )
 
     def abort(self, request_id: RequestId, error: TandemError) -> None:
         """Ends a request in any phase."""

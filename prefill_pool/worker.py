@@ -6,6 +6,7 @@ Owns jobs and their life; which tokens to compute is the scheduler's, how KV mov
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from prefill_pool.timings import prefill_timings
 from tandem.errors import ContextLengthExceeded, DeadlineExceeded, DuplicateRequest, TandemError, WorkerUnavailable
 from tandem.kv.block_pool import BlockPool
 from tandem.model.executor import Executor, SequenceSlice
+from tandem.observability.worker_metrics import PrefillMetrics
 from tandem.rpc.channels import Channels
 from tandem.rpc.convert import finish_reason_to_proto
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2, worker_pb2_grpc
@@ -58,6 +60,7 @@ class Job:
     handoff: OutgoingHandoff | None = None
     num_blocks_computed: int = 0
     num_chunks: int = 0
+    num_companions: int = 0
     started_s: float = 0.0
     last_kv_s: float = 0.0
     ended_s: float = 0.0
@@ -83,6 +86,7 @@ class PrefillWorker:
         self.epoch = epoch
         self.executor = executor
         self.num_tokens = 0
+        self.metrics = PrefillMetrics()
         self.transport = transport
         self.links = LinkTable(transport)
         self.is_draining = False
@@ -106,6 +110,11 @@ class PrefillWorker:
             "prefill-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
         )
         self._engine.start()
+
+    @property
+    def lock(self) -> threading.Condition:
+        """Hold it to look at the scheduler: the engine's thread changes it."""
+        return self._engine.lock
 
     @property
     def num_iterations(self) -> int:
@@ -219,6 +228,7 @@ class PrefillWorker:
             return
         job.failed = True
         job.events.put_nowait(error)
+        self.metrics.failed(error, moving=job.handoff is not None)
         with self._engine.lock:
             self.scheduler.abort(job.request.request_id)
         if job.handoff is None:
@@ -236,15 +246,19 @@ class PrefillWorker:
         with self._engine.lock:
             self.scheduler.release(job.request.request_id)
         del self._jobs[job.request.request_id]
+        if job.handoff is not None:
+            self.metrics.transfer_bytes.inc(sum(message.num_bytes for message in job.handoff.messages))
         if not job.failed:
-            done = worker_pb2.PrefillDone(timings=self._timings(job))
+            timings = self._timings(job)
+            self.metrics.completed(timings)
+            done = worker_pb2.PrefillDone(timings=timings)
             job.events.put_nowait(worker_pb2.PrefillEvent(done=done))
         if not self._jobs:
             self._idle.set()
         self._advance()
 
     def _timings(self, job: Job) -> common_pb2.PrefillTimings:
-        return prefill_timings(
+        timings = prefill_timings(
             arrival_s=job.request.arrival_s,
             started_s=job.started_s,
             last_kv_s=job.last_kv_s,
@@ -253,6 +267,8 @@ class PrefillWorker:
             handoff=job.handoff,
             transport=self.transport.name,
         )
+        timings.num_companions = job.num_companions
+        return timings
 
     def _on_first(self, outputs: tuple[FirstOutput, ...]) -> None:
         for output in outputs:
@@ -289,6 +305,7 @@ class PrefillWorker:
                 continue
             job.started_s = job.started_s or now
             job.num_chunks += 1
+            job.num_companions = max(job.num_companions, len(plan.chunks) - 1)
             first, job.num_blocks_computed = job.num_blocks_computed, self._blocks_after(chunk)
             if job.handoff is not None and job.num_blocks_computed > first:
                 shipping.append((job.handoff, first, job.num_blocks_computed - first, chunk))
@@ -306,6 +323,7 @@ class PrefillWorker:
 
         tokens = self.executor.execute(batch, on_layer)
         ended_s = time.monotonic()
+        self.metrics.iteration(ended_s - now, num_sequences=len(plan.chunks), num_tokens=plan.num_tokens)
         for job in jobs:
             if job is not None:
                 job.ended_s = ended_s

@@ -17,12 +17,15 @@ from typing import Any
 
 import psutil
 
+from router.admin import PoolAdmin
 from router.app import RunningRouter, serve
 from router.dispatcher import WorkerDispatcher
 from tandem.config import ClusterConfig, from_mapping
 from tandem.errors import TandemError
 from tandem.model.files import resolve_model
 from tandem.observability.logging import setup_logging
+from tandem.observability.metrics import RouterMetrics
+from tandem.pool_state import PoolState
 from tandem.registry import Registry
 
 
@@ -32,7 +35,7 @@ def _announce(ready_fd: int | None, values: dict[str, Any]) -> None:
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; the second one ends the process."""
+    """Set by the first SIGTERM or SIGINT; the second one ends the process. Before this is called the first one does."""
     stopping = asyncio.Event()
 
     def on_signal(number: int) -> None:
@@ -48,15 +51,24 @@ def _stop_on_signals() -> asyncio.Event:
 async def _run(config: ClusterConfig, *, redis_url: str, ready_fd: int | None) -> None:
     started_s = time.monotonic()
     startup = {"imports": time.time() - psutil.Process().create_time()}
-    stopping = _stop_on_signals()
     serving = asyncio.Event()
     registry = Registry(redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
-    dispatcher = WorkerDispatcher(registry, on_change=lambda: _note(dispatcher, serving))
+    state = PoolState(redis_url, cluster=config.cluster)
+    metrics = RouterMetrics()
+    dispatcher = WorkerDispatcher(registry, on_change=lambda: _note(dispatcher, serving), metrics=metrics)
     await dispatcher.start()
     try:
         files = await asyncio.to_thread(resolve_model, config.model.source)
-        router = await serve(config=config, dispatcher=dispatcher, tokenizer_dir=files.tokenizer_dir)
+        admin = PoolAdmin(state, dispatcher)
+        router = await serve(
+            config=config,
+            dispatcher=dispatcher,
+            tokenizer_dir=files.tokenizer_dir,
+            admin=admin,
+            metrics=metrics,
+        )
         startup["tokenizer and servers"] = time.monotonic() - started_s
+        stopping = _stop_on_signals()
         try:
             addresses = {"grpc": router.grpc_address, "http": f"http://{router.http_address}"}
             _announce(ready_fd, {**addresses, "startup": startup})
@@ -66,6 +78,7 @@ async def _run(config: ClusterConfig, *, redis_url: str, ready_fd: int | None) -
     finally:
         await dispatcher.close()
         await registry.close()
+        await state.close()
 
 
 def _note(dispatcher: WorkerDispatcher, serving: asyncio.Event) -> None:
@@ -97,6 +110,8 @@ def main() -> int:
     try:
         config = from_mapping(json.loads(arguments.config_json))
         asyncio.run(_run(config, redis_url=arguments.redis_url, ready_fd=arguments.ready_fd))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except TandemError as exc:
         print(f"tandem router: {exc.message}", file=sys.stderr)
         return 1

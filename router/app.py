@@ -10,7 +10,7 @@ import grpc
 
 from router.dispatch import Dispatcher
 from router.frontend import Frontend
-from router.grpc_service import SERVICE_NAMES, register
+from router.grpc_service import SERVICE_NAMES, Admin, register
 from router.http_server import HttpServer, start_http
 from router.openai_http import make_app
 from router.tokenizer import ChatTokenizer
@@ -64,23 +64,33 @@ class RunningRouter:
             await asyncio.sleep(_HEALTH_PERIOD_S)
 
 
-async def serve(*, config: ClusterConfig, dispatcher: Dispatcher, tokenizer_dir: Path) -> RunningRouter:
+async def serve(
+    *,
+    config: ClusterConfig,
+    dispatcher: Dispatcher,
+    tokenizer_dir: Path,
+    admin: Admin | None = None,
+    metrics: RouterMetrics | None = None,
+) -> RunningRouter:
     """Starts a router on config.router's host and ports; port 0 takes a free one.
 
     Raises ModelLoadError for an unusable tokenizer, ClusterError when an address cannot be bound.
     """
     tokenizer = await asyncio.to_thread(ChatTokenizer.load, tokenizer_dir)
     return await serve_frontend(
-        Frontend(dispatcher=dispatcher, tokenizer=tokenizer, config=config.router, metrics=RouterMetrics()),
+        Frontend(
+            dispatcher=dispatcher, tokenizer=tokenizer, config=config.router, metrics=metrics or RouterMetrics()
+        ),
         config=config,
+        admin=admin,
     )
 
 
-async def serve_frontend(frontend: Frontend, *, config: ClusterConfig) -> RunningRouter:
+async def serve_frontend(frontend: Frontend, *, config: ClusterConfig, admin: Admin | None = None) -> RunningRouter:
     """`serve` with a frontend that exists already."""
 
     def add_services(server: grpc.aio.Server) -> None:
-        register(server, frontend)
+        register(server, frontend, admin)
 
     router = config.router
     rpc = await start_server(router.host, router.grpc_port, add_services, SERVICE_NAMES)

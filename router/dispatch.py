@@ -17,6 +17,8 @@ class ServedModel:
     name: str
     max_context_tokens: int
     block_size: int
+    model_context_tokens: int = 0
+    """What the model itself could take: more than `max_context_tokens` where the pools' blocks hold less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from router.retry import RetryState
 from router.tracker import WorkerTracker
 from router.view import ClusterView, WorkerView
 from tandem.errors import TandemError, WorkerUnavailable
+from tandem.observability.metrics import RouterMetrics
 from tandem.registry import Registry
 from tandem.rpc.convert import decode_request_to_proto, finish_reason_from_proto, prefill_request_to_proto
 from tandem.rpc.status import from_rpc_error, is_typed
@@ -214,6 +215,7 @@ class RetryingDispatch:
         request_id = RequestId(f"{self._request.request_id}#{retries.num_attempts}")
         request = replace(self._request, request_id=request_id)
         logger.info("request %s is tried again after: %s", self._request.request_id, error.message)
+        self._tracker.metrics.retried(error)
         return self._start(request, view)
 
     def _start(self, request: Request, view: ClusterView) -> LegDispatch:
@@ -237,8 +239,10 @@ class RetryingDispatch:
 class WorkerDispatcher:
     """A `Dispatcher` over the workers of the registry."""
 
-    def __init__(self, registry: Registry, *, on_change: Callable[[], None]) -> None:
-        self.tracker = WorkerTracker(registry, on_change=on_change)
+    def __init__(
+        self, registry: Registry, *, on_change: Callable[[], None], metrics: RouterMetrics | None = None
+    ) -> None:
+        self.tracker = WorkerTracker(registry, on_change=on_change, metrics=metrics)
         self._running: set[LegDispatch] = set()
 
     async def start(self) -> None:
@@ -263,6 +267,7 @@ class WorkerDispatcher:
             name=pairs[0][0].model,
             max_context_tokens=min(min(p.max_context_tokens, d.max_context_tokens) for p, d in pairs),
             block_size=pairs[0][0].block_size,
+            model_context_tokens=pairs[0][0].model_context_tokens,
         )
 
     def ready(self) -> bool:

@@ -21,6 +21,7 @@ from router.stream import OutputStream
 from router.timing import TokenClock
 from router.tokenizer import ChatTokenizer
 from router.validation import (
+    ContextLimit,
     SamplingOptions,
     check_options,
     check_request_id,
@@ -83,6 +84,11 @@ class Frontend:
         return len(self._slots)
 
     @property
+    def is_draining(self) -> bool:
+        """Whether it is shutting down."""
+        return self._draining
+
+    @property
     def accepts_requests(self) -> bool:
         """Whether a request sent now would be served: workers are ready, and the router is not shutting down."""
         return not self._draining and self.dispatcher.ready()
@@ -126,7 +132,7 @@ class Frontend:
             sampling = resolve_sampling(
                 options,
                 num_prompt_tokens=len(token_ids),
-                max_context_tokens=model.max_context_tokens,
+                context=ContextLimit(tokens=model.max_context_tokens, model_tokens=model.model_context_tokens),
                 eos_token_ids=self.tokenizer.eos_token_ids,
                 random_seed=self._random.getrandbits(63),
             )
@@ -231,7 +237,7 @@ class Frontend:
         self._release(stream.request.request_id)
         clock, metrics = stream.clock, self.metrics
         outcome = stream.outcome or RequestCancelled.code
-        metrics.requests.labels(code=outcome).inc()
+        metrics.ended(outcome, stream.timings)
         metrics.prompt_tokens.inc(len(stream.request.prompt_token_ids))
         metrics.cached_tokens.inc(stream.usage.cached_tokens if stream.usage is not None else 0)
         metrics.completion_tokens.inc(clock.num_tokens)

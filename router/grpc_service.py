@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -11,10 +11,11 @@ from router.frontend import Frontend
 from router.output import OutputDelta
 from router.prompt import Conversation, Prompt
 from router.validation import SamplingOptions
-from tandem.errors import InvalidRequest
+from tandem.errors import InvalidRequest, WorkerUnavailable
 from tandem.rpc.convert import finish_reason_to_proto
 from tandem.rpc.status import typed_errors
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from tandem.types import Role, WorkerId
 
 SERVICE_NAMES = ("tandem.v1.Inference", "tandem.v1.Admin")
 
@@ -56,7 +57,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         models = [] if model is None else [model]
         return inference_pb2.ListModelsResponse(
             models=[
-                inference_pb2.Model(name=m.name, max_context_tokens=m.max_context_tokens, created=self._created)
+                inference_pb2.Model(
+                    name=m.name,
+                    max_context_tokens=m.max_context_tokens,
+                    created=self._created,
+                    model_context_tokens=max(m.model_context_tokens, m.max_context_tokens),
+                )
                 for m in models
             ]
         )
@@ -81,24 +87,73 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 await context.write(_response(stream.request.request_id, delta))
 
 
-class AdminService(inference_pb2_grpc.AdminServicer):
-    """What the router sees of the cluster."""
+class Admin(Protocol):
+    """Who carries out what operators ask; `router.admin.PoolAdmin`."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    async def set_sizes(self, sizes: dict[Role, int]) -> inference_pb2.PoolSizes:
+        """Changes desired sizes."""
+
+    async def drain(self, worker_id: WorkerId) -> None:
+        """Takes one worker out."""
+
+    async def restart(self, role: str) -> int:
+        """Replaces a pool's workers."""
+
+    async def status(self) -> inference_pb2.ClusterStatus:
+        """The whole cluster."""
+
+
+class AdminService(inference_pb2_grpc.AdminServicer):
+    """Translates operators' calls. Without an `admin` only the status is known, from the dispatcher."""
+
+    def __init__(self, frontend: Frontend, admin: Admin | None) -> None:
         self._frontend = frontend
+        self._admin = admin
+
+    def _pools(self) -> Admin:
+        if self._admin is None:
+            raise WorkerUnavailable("this router has no pools to administer")
+        return self._admin
 
     async def GetClusterStatus(
         self, request: inference_pb2.GetClusterStatusRequest, context: _Context
     ) -> inference_pb2.ClusterStatus:
         """See the proto."""
         async with typed_errors(context):
-            return await self._frontend.dispatcher.status()
+            asked = self._frontend.dispatcher if self._admin is None else self._admin
+            status = await asked.status()
+            status.is_draining = self._frontend.is_draining
+        return status
+
+    async def SetPoolSizes(
+        self, request: inference_pb2.SetPoolSizesRequest, context: _Context
+    ) -> inference_pb2.PoolSizes:
+        """See the proto."""
+        async with typed_errors(context):
+            return await self._pools().set_sizes(
+                {role: getattr(request, role) for role in Role if request.HasField(role.value)}
+            )
+
+    async def DrainWorker(
+        self, request: inference_pb2.DrainWorkerRequest, context: _Context
+    ) -> inference_pb2.DrainWorkerResponse:
+        """See the proto."""
+        async with typed_errors(context):
+            await self._pools().drain(WorkerId(request.worker_id))
+        return inference_pb2.DrainWorkerResponse()
+
+    async def RestartPool(
+        self, request: inference_pb2.RestartPoolRequest, context: _Context
+    ) -> inference_pb2.RestartPoolResponse:
+        """See the proto."""
+        async with typed_errors(context):
+            return inference_pb2.RestartPoolResponse(generation=await self._pools().restart(request.role))
 
 
-def register(server: grpc.aio.Server, frontend: Frontend) -> None:
+def register(server: grpc.aio.Server, frontend: Frontend, admin: Admin | None = None) -> None:
     """Adds both services to a server that has not started."""
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), server)
-    inference_pb2_grpc.add_AdminServicer_to_server(AdminService(frontend), server)
+    inference_pb2_grpc.add_AdminServicer_to_server(AdminService(frontend, admin), server)
 
 
 def options_from_proto(sampling: common_pb2.SamplingParams) -> SamplingOptions:

@@ -12,6 +12,7 @@ from typing import Any, Never, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from router.openai_messages import served_messages
 from router.prompt import Prompt
 from router.validation import SamplingOptions
 from tandem.errors import InvalidRequest
@@ -161,9 +162,9 @@ class Message(BaseModel):
     name: str | None = None
 
     def plain(self) -> dict[str, str]:
-        """Role and joined text; "developer" is what newer clients call "system"."""
+        """Role and joined text."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        return {"role": self.role, "content": content}
 
 
 class ChatBody(_Body):
@@ -171,6 +172,12 @@ class ChatBody(_Body):
 
     messages: list[Message]
     max_completion_tokens: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_served_messages(cls, values: dict[str, Any]) -> dict[str, Any]:
+        messages = values.get("messages")
+        return {**values, "messages": served_messages(messages)} if isinstance(messages, list) else values
 
     def options(self) -> SamplingOptions:
         """`max_completion_tokens` wins over its older name `max_tokens`."""

@@ -10,7 +10,10 @@ from router.tokenizer import ChatTokenizer
 from router.validation import check_text, check_token_ids
 from tandem.errors import ContextLengthExceeded, InvalidRequest
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant")
+"""What a message may say of its author."""
+_ALIASES = {"developer": "system"}
+"""Newer clients' words for what chat templates know under an older one."""
 _INLINE_CHARS = 2_000
 """Longer texts are tokenized in a thread, so that other streams do not wait for them."""
 
@@ -54,7 +57,7 @@ def check_length(prompt: Prompt, *, max_context_tokens: int, longest_token_chars
 async def tokenize(tokenizer: ChatTokenizer, prompt: Prompt) -> Sequence[int]:
     """The prompt's token ids. Raises InvalidRequest when the chat template refuses the messages."""
     if isinstance(prompt, Conversation):
-        messages = prompt.messages
+        messages = [{**message, "role": _ALIASES.get(message["role"], message["role"])} for message in prompt.messages]
         size = sum(len(message["content"]) for message in messages)
         return await _run(size, lambda: tokenizer.encode_chat(messages))
     if isinstance(prompt, str):

@@ -50,6 +50,8 @@ class OutputStream:
         """OK or the error's code; None while the request runs."""
         self.usage: inference_pb2.Usage | None = None
         """Known when the output ended normally."""
+        self.timings: inference_pb2.RequestTimings | None = None
+        """Likewise."""
         self._dispatch = dispatch
         self._detokenizer = detokenizer
         self._stop = stop
@@ -160,5 +162,6 @@ class OutputStream:
             completion_tokens=self.clock.num_tokens,
             cached_tokens=result.prefill.num_cached_tokens if result.prefill is not None else 0,
         )
-        self._buffer.put(OutputDelta(finish_reason=finish_reason, usage=self.usage, timings=self.clock.timings(result)))
+        self.timings = self.clock.timings(result)
+        self._buffer.put(OutputDelta(finish_reason=finish_reason, usage=self.usage, timings=self.timings))
         self.outcome = OK

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from router.charges import Charge
 from router.view import ClusterView, WorkerView
+from tandem.observability.metrics import RouterMetrics
 from tandem.registry import Registry, WorkerRecord
 from tandem.rpc.channels import Channels
 from tandem.rpc.tandem.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
@@ -31,8 +32,11 @@ PROBE_TIMEOUT_S = 1.0
 class WorkerTracker:
     """Event loop only. `on_change` is called after each change of who may be given requests."""
 
-    def __init__(self, registry: Registry, *, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, registry: Registry, *, on_change: Callable[[], None], metrics: RouterMetrics | None = None
+    ) -> None:
         self.channels = Channels()
+        self.metrics = metrics or RouterMetrics()
         self._registry = registry
         self._on_change = on_change
         self._records: dict[WorkerId, WorkerRecord] = {}
@@ -54,8 +58,14 @@ class WorkerTracker:
         """All workers that may be given requests now."""
         return ClusterView(workers=tuple(self._view_of(r) for r in self._records.values() if self._is_usable(r)))
 
+    def records(self) -> list[WorkerRecord]:
+        """All registered workers, by id."""
+        return list(self._records.values())
+
     def charge(self, worker_id: WorkerId, *, num_tokens: int = 0, num_blocks: int = 0) -> Callable[[], None]:
         """Counts a request against a worker until the returned function is called; more calls do nothing."""
+        if (record := self._records.get(worker_id)) is not None:
+            self.metrics.routed(record.role, worker_id)
         charge = self._charges.setdefault(worker_id, Charge())
         charge.add(num_tokens=num_tokens, num_blocks=num_blocks, num_requests=1)
         left = [True]
@@ -147,8 +157,10 @@ class WorkerTracker:
             epoch=record.epoch,
             fingerprint=record.fingerprint,
             transport=record.transport,
+            node=record.node,
             model=record.model,
             max_context_tokens=record.max_context_tokens,
+            model_context_tokens=record.model_context_tokens,
             num_blocks=record.num_blocks,
             block_size=record.block_size,
             num_waiting_tokens=charge.total_tokens(record.load.num_waiting_tokens),
@@ -165,5 +177,8 @@ class WorkerTracker:
                 worker_id=record.worker_id, role=record.role, state="unreachable", epoch=record.epoch
             )
         status.address = record.address
+        status.generation = record.generation
+        status.node = record.node
+        status.transport = record.transport
         return status
 

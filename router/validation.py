@@ -37,6 +37,23 @@ class SamplingOptions:
     """What the client's protocol calls max_tokens; for messages."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextLimit:
+    """Most tokens of prompt and output together. `model_tokens` is what the model could take: more where the pools
+    hold less; 0 where that is not known."""
+
+    tokens: int
+    model_tokens: int = 0
+
+    def __str__(self) -> str:
+        if self.model_tokens > self.tokens:
+            return (
+                f"this cluster's limit of {self.tokens} tokens (the size of its KV pools; the model could take "
+                f"{self.model_tokens})"
+            )
+        return f"the model's context of {self.tokens} tokens"
+
+
 def check_options(options: SamplingOptions, *, vocab_size: int) -> None:
     """Everything that can be said without the prompt. Raises InvalidRequest that names field, value and bound."""
     _check_number("temperature", options.temperature, low=0.0, high=2.0)
@@ -83,7 +100,7 @@ def resolve_sampling(
     options: SamplingOptions,
     *,
     num_prompt_tokens: int,
-    max_context_tokens: int,
+    context: ContextLimit,
     eos_token_ids: Iterable[int],
     random_seed: int,
 ) -> SamplingParams:
@@ -93,19 +110,19 @@ def resolve_sampling(
     """
     if num_prompt_tokens == 0:
         raise InvalidRequest("prompt is empty", param="prompt")
-    left = max_context_tokens - num_prompt_tokens
+    left = context.tokens - num_prompt_tokens
     if left < 1:
         raise ContextLengthExceeded(
-            f"the prompt has {num_prompt_tokens} tokens and the model's context {max_context_tokens}; shorten the "
-            f"prompt to at most {max_context_tokens - 1} tokens",
+            f"the prompt has {num_prompt_tokens} tokens and leaves no room for an answer in {context}; shorten the "
+            f"prompt to at most {context.tokens - 1} tokens",
             param="prompt",
         )
     max_tokens = left if options.max_tokens is None else options.max_tokens
     if max_tokens > left:
         name = options.max_tokens_field
         raise ContextLengthExceeded(
-            f"{num_prompt_tokens} prompt tokens plus {name}={max_tokens} exceed the model's context of "
-            f"{max_context_tokens} tokens; lower {name} to at most {left} or shorten the prompt",
+            f"{num_prompt_tokens} prompt token{'' if num_prompt_tokens == 1 else 's'} plus {name}={max_tokens} exceed "
+            f"{context}; lower {name} to at most {left} or shorten the prompt",
             param=name,
         )
     stops = options.stop_token_ids if options.ignore_eos else chain(options.stop_token_ids, eos_token_ids)

@@ -20,6 +20,8 @@ class WorkerView:
     epoch: Epoch
     fingerprint: str
     transport: str
+    node: str
+    """Host name; the shared-memory transport reaches no other."""
     model: str
     max_context_tokens: int
     num_blocks: int
@@ -30,6 +32,8 @@ class WorkerView:
     """Blocks reserved, or asked for by requests on their way (decode workers)."""
     num_requests: int
     """Requests of this router on the worker."""
+    model_context_tokens: int = 0
+    """What the model itself could take; 0 where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +52,7 @@ class ClusterView:
         return replace(self, bad_workers=workers, bad_pairs=pairs)
 
     def pairs(self) -> list[tuple[WorkerView, WorkerView]]:
-        """(prefill, decode) pairs that may exchange KV: same model, same layout, same transport."""
+        """(prefill, decode) pairs that may exchange KV: same model, same layout, a transport that joins them."""
         return [
             (prefill, decode)
             for prefill in self.workers
@@ -57,6 +61,7 @@ class ClusterView:
             if decode.role is Role.DECODE
             and decode.fingerprint == prefill.fingerprint
             and decode.transport == prefill.transport
+            and (prefill.transport != "shm" or decode.node == prefill.node)
             and not {prefill.worker_id, decode.worker_id} & self.bad_workers
             and (prefill.worker_id, decode.worker_id) not in self.bad_pairs
         ]

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tandem.errors import ConfigError
@@ -18,6 +20,20 @@ TransportName = Literal["ucx", "shm"]
 def _require(ok: bool, name: str, value: object, bound: str) -> None:
     if not ok:
         raise ConfigError(f"{name} must be {bound}, got {value!r}", param=name)
+
+
+_LABEL = r"[\w./-]+=!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
+_LABELS = re.compile(rf"{_LABEL}(?:,{_LABEL})*")
+
+
+def _require_labels(value: str, name: str) -> None:
+    _require(not value or _LABELS.fullmatch(value) is not None, name, value, 'like "zone=a,rack=in(r1,r2),gpu=!t4"')
+
+
+def split_labels(value: str) -> tuple[tuple[str, str], ...]:
+    """(label, condition) pairs of a `nodes` field."""
+    pairs = (match[0].partition("=") for match in re.finditer(_LABEL, value))
+    return tuple((label, condition) for label, _, condition in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +73,8 @@ class PrefillConfig:
     """Prompt tokens for which tickets may be held or asked for at one decode worker ahead of compute."""
     num_threads: int = 0
     """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
+    nodes: str = ""
+    """Labels of nodes that may take this pool's workers, as in "zone=a,rack=in(r1,r2),gpu=!t4"; empty: all nodes."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.num_workers <= 1024, "prefill.num_workers", self.num_workers, "1 to 1024")
@@ -70,6 +88,7 @@ class PrefillConfig:
             "1 or more",
         )
         _require(self.num_threads >= 0, "prefill.num_threads", self.num_threads, "0 or more")
+        _require_labels(self.nodes, "prefill.nodes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +105,8 @@ class DecodeConfig:
     """Output tokens for which blocks are reserved at first, and again each time they are used up."""
     num_threads: int = 0
     """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
+    nodes: str = ""
+    """Labels of nodes that may take this pool's workers, as in "zone=a,rack=in(r1,r2),gpu=!t4"; empty: all nodes."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.num_workers <= 1024, "decode.num_workers", self.num_workers, "1 to 1024")
@@ -93,6 +114,7 @@ class DecodeConfig:
         _require(self.max_batch_sequences >= 1, "decode.max_batch_sequences", self.max_batch_sequences, "1 or more")
         _require(self.growth_tokens >= 1, "decode.growth_tokens", self.growth_tokens, "1 or more")
         _require(self.num_threads >= 0, "decode.num_threads", self.num_threads, "0 or more")
+        _require_labels(self.nodes, "decode.nodes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +153,8 @@ class RouterConfig:
     def __post_init__(self) -> None:
         for name in ("grpc_port", "http_port"):
             _require(0 <= getattr(self, name) <= 65535, f"router.{name}", getattr(self, name), "0 to 65535")
+        is_same = self.grpc_port == self.http_port != 0
+        _require(not is_same, "router.http_port", self.http_port, "another port than router.grpc_port")
         _require(self.default_timeout_s > 0, "router.default_timeout_s", self.default_timeout_s, "more than 0")
         _require(self.max_running_requests >= 1, "router.max_running_requests", self.max_running_requests, "1 or more")
         _require(self.output_buffer_tokens >= 1, "router.output_buffer_tokens", self.output_buffer_tokens, "1 or more")
@@ -180,6 +204,15 @@ class ClusterConfig:
         _require(bool(self.cluster), "cluster", self.cluster, "a name")
 
 
+_KINDS = {int: "an int", float: "a number", str: "a string", bool: "true or false"}
+
+
+def _unknown(path: str, key: object, *, known: list[str]) -> str:
+    close = get_close_matches(str(key), known, n=1)
+    hint = f"did you mean {path}{close[0]}?" if close else f"known here are {', '.join(known)}"
+    return f"{path}{key} is an unknown field; {hint}"
+
+
 def _check_scalar(name: str, hint: Any, value: Any) -> Any:
     if get_origin(hint) is Literal:
         _require(value in get_args(hint), name, value, "one of " + ", ".join(map(str, get_args(hint))))
@@ -187,7 +220,7 @@ def _check_scalar(name: str, hint: Any, value: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     is_mistaken_bool = isinstance(value, bool) and hint is not bool
-    _require(isinstance(value, hint) and not is_mistaken_bool, name, value, f"a {hint.__name__}")
+    _require(isinstance(value, hint) and not is_mistaken_bool, name, value, _KINDS.get(hint, hint.__name__))
     return value
 
 
@@ -195,7 +228,8 @@ def _build(cls: Any, values: Mapping[str, Any], path: str) -> Any:
     _require(isinstance(values, Mapping), path.rstrip(".") or "the configuration", values, "a mapping")
     known = {f.name: f for f in fields(cls)}
     for key in values:
-        _require(key in known, f"{path}{key}", values[key], f"left out: known here are {', '.join(known)}")
+        if key not in known:
+            raise ConfigError(_unknown(path, key, known=list(known)), param=f"{path}{key}")
     hints = get_type_hints(cls)
     built = {}
     for key, value in values.items():

@@ -4,7 +4,7 @@ Owns the key layout and the lease arithmetic; decides nothing about what to do w
 lives as long as its owner renews it, so a lost Redis loses nothing: owners write their records again.
 
 Keys (prefix `tandem:{cluster}:`): `epoch` (counter), `worker:{id}` (JSON, TTL), channel `workers` (a worker's id is
-published whenever its record appears, changes state or goes).
+published whenever its record appears, changes state or goes). Desired pool sizes are `tandem/pool_state.py`'s.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class WorkerRecord:
     block_size: int
     transport: str
     pid: int
+    model_context_tokens: int = 0
+    """What the model itself could take: more than `max_context_tokens` where the worker's blocks hold less."""
+    metrics_url: str = ""
+    generation: int = 0
+    node: str = ""
     state: WorkerState = "ready"
     load: WorkerLoad = WorkerLoad()
 

@@ -9,6 +9,13 @@ from typing import Any
 _AGAIN_S = 0.2
 
 
+def raise_if_cancelled() -> None:
+    """Raises CancelledError when the current task was cancelled, even if a library has swallowed that."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels the tasks, again and again until each has ended; their results and errors are dropped."""
     pending = {task for task in tasks if task is not asyncio.current_task()}

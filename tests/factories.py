@@ -31,6 +31,7 @@ def make_worker_view(worker_id: str, role: Role, **changes: Any) -> WorkerView:
         "epoch": Epoch(1),
         "fingerprint": "same",
         "transport": "shm",
+        "node": "host",
         "model": "m",
         "max_context_tokens": 1024,
         "num_blocks": 64,

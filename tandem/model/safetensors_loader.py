@@ -14,19 +14,9 @@ from safetensors import SafetensorError, safe_open
 from tandem.errors import ModelLoadError
 from tandem.model.digest import Span, sampled_digest
 from tandem.model.rope import inverse_frequencies, llama3_scaled
+from tandem.model.sources import read_json
 from tandem.model.spec import ModelSpec
 from tandem.model.weights import Weights, assemble
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ModelLoadError."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as exc:
-        raise ModelLoadError(f"{path}: cannot be read: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: must hold a JSON object")
-    return value
 
 
 def _header(path: Path) -> tuple[memoryview, list[Span], dict[str, Any]]:

@@ -21,7 +21,7 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """`2026-01-31T12:00:00.123Z INFO router.frontend request ended code=ok request_id=r1`."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        pairs = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        pairs = {key: value for key, value in vars(record).items() if key not in _STANDARD and key[0] != "_"}
         if record.exc_info:
             pairs["trace"] = self.formatException(record.exc_info)
         message = record.getMessage().replace("\n", "\\n")

@@ -52,6 +52,7 @@ def worker_facts(role: Role, model: ModelConfig, executor: TorchExecutor, *, tra
         fingerprint=fingerprint(spec, cache.layout),
         model=model.served_name or spec.name,
         max_context_tokens=min(limit, cache.num_blocks * cache.layout.block_size),
+        model_context_tokens=limit,
         num_blocks=cache.num_blocks,
         block_size=cache.layout.block_size,
         transport=transport,

@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import grpc
+from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from tandem.config import ClusterConfig, from_mapping
+from tandem.observability.server import MetricsServer, serve_metrics
 from tandem.registry import Registry, WorkerLoad, WorkerRecord
 from tandem.rpc.server import RpcServer, start_server
 from tandem.tasks import cancel_all
@@ -38,16 +40,20 @@ class WorkerSettings:
     redis_url: str
     host: str
     cores: tuple[int, ...]
+    generation: int = 0
+    node: str = ""
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> WorkerSettings:
-        """From plain data: config, worker_id, redis_url, host, cores."""
+        """From plain data: config, worker_id, redis_url, host, cores, and optionally generation and node."""
         return cls(
             config=from_mapping(values["config"]),
             worker_id=WorkerId(values["worker_id"]),
             redis_url=values["redis_url"],
             host=values["host"],
             cores=tuple(values["cores"]),
+            generation=int(values.get("generation", 0)),
+            node=str(values.get("node", "")),
         )
 
 
@@ -59,6 +65,8 @@ class WorkerFacts:
     fingerprint: str
     model: str
     max_context_tokens: int
+    model_context_tokens: int
+    """What the model itself could take, blocks or no blocks."""
     num_blocks: int
     block_size: int
     transport: str
@@ -68,6 +76,12 @@ class HostedWorker(Protocol):
     """What a pool's worker offers to the process around it. Async methods run on the host's event loop."""
 
     facts: WorkerFacts
+    metrics_url: str
+    """Set by the host; part of the worker's status."""
+
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """What it exports."""
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds its gRPC services."""
@@ -105,6 +119,7 @@ class WorkerHost:
         self._loop = asyncio.new_event_loop()
         self._worker: HostedWorker | None = None
         self._server: RpcServer | None = None
+        self._metrics: MetricsServer | None = None
         self._registry: Registry | None = None
         self._record: WorkerRecord | None = None
         self._heartbeat: asyncio.Task[None] | None = None
@@ -163,6 +178,8 @@ class WorkerHost:
         epoch = await self._registry.next_epoch()
         self._worker = worker = await self._build(settings, epoch, self.mark)
         self._server = await start_server(settings.host, 0, worker.register, worker.service_names())
+        self._metrics = await serve_metrics(worker.metrics, settings.host)
+        worker.metrics_url = self._metrics.url
         facts = worker.facts
         self._record = WorkerRecord(
             worker_id=settings.worker_id,
@@ -172,10 +189,14 @@ class WorkerHost:
             fingerprint=facts.fingerprint,
             model=facts.model,
             max_context_tokens=facts.max_context_tokens,
+            model_context_tokens=facts.model_context_tokens,
             num_blocks=facts.num_blocks,
             block_size=facts.block_size,
             transport=facts.transport,
             pid=os.getpid(),
+            generation=settings.generation,
+            node=settings.node,
+            metrics_url=worker.metrics_url,
             load=worker.load(),
         )
         await self._server.set_serving(True)
@@ -220,6 +241,8 @@ class WorkerHost:
                 logger.warning("registration not removed, Redis is away: %s", exc)
         if self._server is not None:
             await self._server.stop(0.0)
+        if self._metrics is not None:
+            await self._metrics.stop()
         if self._worker is not None:
             await self._worker.close()
         if self._registry is not None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 
-COMMANDS = ("up", "generate", "chat", "status", "demo")
+COMMANDS = ("up", "generate", "chat", "status", "doctor", "demo")
 NOBODY = "127.0.0.1:1"
 
 

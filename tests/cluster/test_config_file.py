@@ -42,8 +42,12 @@ def test_options_override_the_file_and_unset_ones_do_not(tmp_path: Path) -> None
     ("text", "message"),
     [
         ("prefill: {num_workers: 0}", "prefill.num_workers must be 1 to 1024, got 0"),
-        ("prefil: {}", "prefil must be left out"),
-        ("model: {block_size: x}", "model.block_size must be a int, got 'x'"),
+        ("prefil: {}", "prefil is an unknown field; did you mean prefill?"),
+        ("prefill: {workers: 2}", "prefill.workers is an unknown field; did you mean prefill.num_workers?"),
+        ("decode: {zzz: 2}", "decode.zzz is an unknown field; known here are num_workers, "),
+        ("1: {}", "1 is an unknown field; known here are cluster, "),
+        ("model: {block_size: x}", "model.block_size must be an int, got 'x'"),
+        ("pin_cores: 1", "pin_cores must be true or false, got 1"),
         ("- 1", "the configuration must be a mapping"),
     ],
 )

@@ -19,6 +19,7 @@ from cluster.launch import ClusterLauncher, Parts
 from cluster.serve import serve
 from tandem.config import ClusterConfig, ModelConfig, RegistryConfig, RouterConfig
 from tandem.errors import ClusterError
+from tandem.pool_state import PoolState
 from tandem.types import Role
 from tests.conftest import children
 
@@ -66,6 +67,18 @@ class Recorder:
                 await self.changed.wait()
 
 
+async def resized(redis_url: str, recorder: Recorder) -> None:
+    """The controller that came back does what it is asked."""
+    state = PoolState(redis_url, cluster="tiny")
+    try:
+        await state.set_size(Role.DECODE, 2)
+        await recorder.until(lambda note: "worker decode-1 is ready" in note)
+        await state.set_size(Role.DECODE, 1)
+        await recorder.until(lambda note: note == "worker decode-1 is gone")
+    finally:
+        await state.close()
+
+
 def test_a_cluster_starts_restarts_what_dies_and_leaves_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         recorder = Recorder()
@@ -77,14 +90,18 @@ def test_a_cluster_starts_restarts_what_dies_and_leaves_nothing(tmp_path: Path) 
             Redis.from_url(info.redis).close()
 
             os.kill(next(w.pid for w in info.workers if w.role == "decode"), signal.SIGKILL)
-            await recorder.until(lambda note: "worker decode-0 is back" in note)
+            await recorder.until(lambda note: "decode-0 died and is back" in note or "decode-0 is ready (" in note)
+            controller = next(p for p in children() if "cluster.run_controller" in p.cmdline())
+            controller.kill()
+            await recorder.until(lambda note: note == "the controller is back")
+            await resized(info.redis, recorder)
             router = next(p for p in children() if any("tiny_router" in word for word in p.cmdline()))
             router.kill()
             await recorder.until(lambda note: note == "the router is back")
             valkey = next(p for p in children() if "valkey" in p.name())
             valkey.kill()
             await recorder.until(lambda note: "Redis died" in note)
-        assert not any("prefill-0 died" in note for note in recorder.notes)
+        assert not any("prefill-0" in note for note in recorder.notes if "at 127.0.0.1" not in note)
         assert not children()
 
     asyncio.run(scenario())
@@ -125,7 +142,7 @@ def test_serving_ends_on_a_signal_and_takes_the_ready_file_away(tmp_path: Path) 
         os.kill(os.getpid(), signal.SIGTERM)
 
     launcher = ClusterLauncher(make_config(), parts=tiny_parts())
-    asyncio.run(serve(launcher, ready_file=ready, on_ready=on_ready, on_stop=lambda: None))
+    asyncio.run(serve(launcher, ready_file=ready, on_ready=on_ready, on_stop=lambda _: None))
     assert seen[0]["redis"]
     assert not ready.exists()
     assert not children()

@@ -1,4 +1,4 @@
-"""Placement: who gets which cores."""
+"""Placement: who gets which cores, what a worker asks for, and what its name says."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.placement import plan_placement, total_resources
-from tandem.types import Role
+from cluster.placement import Selector, WorkerPlacement, choose_cores, parse_name
+from tandem.types import Role, WorkerId
+
+P, D = Role.PREFILL, Role.DECODE
 
 
-def cores_of(cores: int, prefill: int, decode: int) -> list[tuple[int, ...]]:
-    return [worker.cores for worker in plan_placement(range(cores), num_prefill=prefill, num_decode=decode)]
+def make_place(worker_id: str, cores: tuple[int, ...] = ()) -> WorkerPlacement:
+    return WorkerPlacement(worker_id=WorkerId(worker_id), role=Role(worker_id.partition("-")[0]), cores=cores)
+
+
+def grown(num_cores: int, order: list[Role], sizes: dict[Role, int]) -> list[tuple[int, ...]]:
+    """Cores of workers that are started one after another."""
+    placed: list[WorkerPlacement] = []
+    for role in order:
+        cores = choose_cores(role, range(num_cores), placed, sizes=sizes)
+        placed.append(make_place(f"{role}-{len(placed)}", cores))
+    return [place.cores for place in placed]
 
 
 @pytest.mark.parametrize(
@@ -26,35 +37,62 @@ def cores_of(cores: int, prefill: int, decode: int) -> list[tuple[int, ...]]:
         (4, 2, 1, [(0, 1), (2,), (3,)]),
     ],
 )
-def test_cores_are_spread_evenly_prefill_first(
+def test_a_first_start_spreads_the_cores_evenly_prefill_first(
     cores: int, prefill: int, decode: int, expected: list[tuple[int, ...]]
 ) -> None:
-    assert cores_of(cores, prefill, decode) == expected
+    assert grown(cores, [P] * prefill + [D] * decode, {P: prefill, D: decode}) == expected
 
 
-@given(cores=st.integers(1, 64), prefill=st.integers(1, 20), decode=st.integers(1, 20))
-def test_core_sets_are_disjoint_where_there_are_enough_and_pools_never_share(
-    cores: int, prefill: int, decode: int
-) -> None:
-    workers = plan_placement(range(cores), num_prefill=prefill, num_decode=decode)
-    used = {role: {core for w in workers if w.role is role for core in w.cores} for role in Role}
-    assert not used[Role.PREFILL] & used[Role.DECODE]
-    if cores >= prefill + decode:
-        assert sorted(core for w in workers for core in w.cores) == list(range(cores))
-    elif cores > 1:
-        assert all(w.cores for w in workers)
+def test_decode_started_first_leaves_a_core_for_prefill() -> None:
+    assert grown(2, [D, D, P], {P: 1, D: 2}) == [(0,), (0,), (1,)]
 
 
-def test_nobody_is_pinned_when_pinning_is_off() -> None:
-    workers = plan_placement(range(4), num_prefill=1, num_decode=1, pin=False)
-    assert all(worker.cores == () for worker in workers)
+def test_a_pool_that_is_not_wanted_keeps_no_core_free() -> None:
+    assert grown(2, [D, D], {P: 0, D: 2}) == [(0,), (1,)]
 
 
-def test_worker_ids_name_pool_and_index() -> None:
-    workers = plan_placement([0], num_prefill=2, num_decode=1)
-    assert [worker.worker_id for worker in workers] == ["prefill-0", "prefill-1", "decode-0"]
+def test_a_worker_more_shares_the_least_used_core_of_its_own_pool() -> None:
+    others = [make_place("prefill-0", (0,)), make_place("decode-0", (1,)), make_place("prefill-1", (2,))]
+    others.append(make_place("prefill-2", (0,)))
+    assert choose_cores(P, range(3), others, sizes={P: 4, D: 1}) == (2,)
 
 
-def test_the_total_demand_holds_every_worker() -> None:
-    workers = plan_placement(range(4), num_prefill=2, num_decode=1)
-    assert total_resources(workers) == {"CPU": 4.0, "tandem_prefill": 2.0, "tandem_decode": 1.0}
+def test_cores_of_a_worker_that_has_gone_are_used_again() -> None:
+    assert choose_cores(D, range(4), [make_place("prefill-0", (0, 1))], sizes={P: 1, D: 1}) == (2, 3)
+
+
+@given(
+    cores=st.integers(2, 16),
+    order=st.lists(st.sampled_from(Role), max_size=12),
+    sizes=st.fixed_dictionaries({P: st.integers(0, 6), D: st.integers(0, 6)}),
+)
+def test_pools_share_no_core_while_another_is_free(cores: int, order: list[Role], sizes: dict[Role, int]) -> None:
+    placed: list[WorkerPlacement] = []
+    for role in order:
+        chosen = choose_cores(role, range(cores), placed, sizes=sizes)
+        assert chosen
+        free = set(range(cores)) - {core for place in placed for core in place.cores}
+        rivals = {core for place in placed if place.role is not role for core in place.cores}
+        own = {core for place in placed if place.role is role for core in place.cores}
+        if set(chosen) & rivals:
+            assert len(free) <= 1 and not (own - rivals)  # noqa: PT018
+        placed.append(make_place(f"{role}-{len(placed)}", chosen))
+
+
+def test_a_name_says_all_that_a_later_controller_needs() -> None:
+    place = WorkerPlacement(worker_id=WorkerId("decode-12"), role=D, generation=3, cores=(1, 10))
+    assert parse_name(place.name("my/cluster"), "my/cluster") == place
+    unpinned = make_place("prefill-0")
+    assert parse_name(unpinned.name("a"), "a") == unpinned
+
+
+@pytest.mark.parametrize("name", ["", "a/decode-0", "b/decode-0/g0/c", "a/other-0/g0/c", "a/decode-x/g0/c", "a/b/c"])
+def test_names_of_others_are_not_ours(name: str) -> None:
+    assert parse_name(name, "a") is None
+
+
+def test_a_worker_asks_for_a_slot_for_each_rank() -> None:
+    place = WorkerPlacement(
+        worker_id=WorkerId("decode-0"), role=D, num_ranks=2, selector=Selector(labels=(("ray.io/zone", "a"),))
+    )
+    assert place.bundles == [{"tandem_decode": 1.0}, {"tandem_decode": 1.0}]

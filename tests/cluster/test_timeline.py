@@ -24,7 +24,9 @@ def make_timings() -> RequestTimings:
         messages=[make_message(0.5, 0.6, 19), make_message(0.95, 1.0, 1)],
         compute_end_s=0.996,
     )
-    prefill = PrefillTimings(queue_s=0.012, ticket_s=0.002, prefill_s=1.0, num_chunks=4, transfer=transfer)
+    prefill = PrefillTimings(
+        queue_s=0.012, ticket_s=0.002, prefill_s=1.0, num_chunks=4, num_companions=3, transfer=transfer
+    )
     return RequestTimings(
         ttft_s=1.05,
         tbt_p50_s=0.02,
@@ -48,8 +50,11 @@ def render() -> str:
         "TTFT 1.05 s",
         "TBT p50 20.0 ms, p99 31.0 ms",
         "queue 12.0 ms",
-        "prefill 1.00 s in 4 chunks",
-        "KV 80.0 MB over ucx in 2 messages at 0.8 GB/s",
+        "KV 80.0 MB over ucx in 2 messages, 0.8 GB/s while any was under way: ",
+        "prefill 1.00 s in 4 chunks, batched with 3 other prompts",
+        "│ 0 to 2.00 s: ",
+        "an axis of its own: 0 to 1.00 s ",
+        "last byte at 1.00 s",
         "95.0% hidden behind compute, 4.0 ms exposed",
         "1800 prompt tokens, 41 output tokens",
         "prefill-0 → decode-0",
@@ -73,8 +78,17 @@ def test_a_request_without_a_handoff_says_so() -> None:
     text = "\n".join(render_timeline(timings, Usage(prompt_tokens=5, completion_tokens=1)))
     assert "no KV transferred" in text
     assert "in 1 chunk " in text
+    assert "1 output token " in text
     assert "KV moving" not in text
     assert "TBT" not in text
+
+
+def test_a_small_transfer_says_how_long_a_message_takes_and_no_rate() -> None:
+    timings = make_timings()
+    timings.prefill.transfer.num_bytes = 900_000
+    text = "\n".join(render_timeline(timings, Usage(prompt_tokens=18, completion_tokens=41)))
+    assert "KV 900.0 kB over ucx in 2 messages of about 75.0 ms each: " in text
+    assert "GB/s" not in text
 
 
 def test_empty_timings_do_not_fail() -> None:

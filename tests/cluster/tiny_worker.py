@@ -1,46 +1,81 @@
-"""A worker of the same shape as the real ones but without a model, for tests of what Ray does with it."""
+"""A worker without a model in the real process around workers: it registers, drains and ends as they do."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import signal
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from tandem.errors import ModelLoadError
+from tandem.registry import WorkerLoad
+from tandem.types import Epoch, Role
+from tandem.worker.host import HostedWorker, WorkerFacts, WorkerHost, WorkerSettings
+
+DRAIN_S = 0.2
+
+
+class TinyHosted:
+    """Serves nothing but its presence; takes `DRAIN_S` to become idle."""
+
+    def __init__(self, role: Role) -> None:
+        self.facts = WorkerFacts(
+            role=role,
+            fingerprint="tiny",
+            model="tiny",
+            max_context_tokens=64,
+            model_context_tokens=64,
+            num_blocks=8,
+            block_size=8,
+            transport="shm",
+        )
+        self.metrics_url = ""
+        self.metrics = CollectorRegistry()
+
+    def register(self, server: grpc.aio.Server) -> None:
+        return None
+
+    def service_names(self) -> Sequence[str]:
+        return ()
+
+    def load(self) -> WorkerLoad:
+        return WorkerLoad(num_free_blocks=8)
+
+    def start_draining(self) -> None:
+        return None
+
+    async def wait_idle(self) -> None:
+        await asyncio.sleep(DRAIN_S)
+
+    async def close(self) -> None:
+        return None
+
+
+async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], None]) -> HostedWorker:
+    if settings.config.model.source == "bad":
+        raise ModelLoadError("no such model")
+    mark("load")
+    return TinyHosted(Role(settings.worker_id.partition("-")[0]))
 
 
 class TinyWorker:
-    """Ready at once. Worker ids that contain "bad" cannot start."""
+    """Ready at once, unless the model is "bad"."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self._settings = settings
-        self._startup = {"load": 0.25}
+        own = WorkerSettings.from_mapping(settings)
+        self._host = WorkerHost(own, Role(own.worker_id.partition("-")[0]), build)
 
     def ready(self) -> dict[str, Any]:
-        from tandem.errors import ModelLoadError
-
-        if self._settings["config"]["model"]["source"] == "bad":
-            raise ModelLoadError("no such model")
-        role = self._settings["worker_id"].partition("-")[0]
-        return {
-            "worker_id": self._settings["worker_id"],
-            "role": role,
-            "address": "127.0.0.1:1",
-            "pid": os.getpid(),
-            "startup": self._startup,
-        }
+        return self._host.ready()
 
     def drain(self, timeout_s: float) -> bool:
-        return True
+        return self._host.drain(timeout_s)
 
     def stop(self) -> None:
-        return None
+        self._host.stop()
 
     def ping(self) -> int:
         return os.getpid()
-
-
-class DyingWorker(TinyWorker):
-    """Kills its process while it starts."""
-
-    def ready(self) -> dict[str, Any]:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("not reached")

@@ -14,7 +14,10 @@ import openai
 import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.observability.document import SETS
 from tandem.rpc.client import open_channel
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.e2e.conftest import MAX_TOKENS
@@ -359,3 +362,40 @@ def test_models_and_health_answer(cluster: LiveCluster) -> None:
         assert client.get("/health").status_code == 200
         assert "tandem_router_requests_total" in client.get("/metrics").text
         assert [m["id"] for m in client.get("/v1/models").json()["data"]] == run(models())
+
+
+# --- metrics
+
+
+def test_every_process_serves_its_documented_metrics(cluster: LiveCluster, prompts: dict[str, list[int]]) -> None:
+    async def one_request() -> Answer:
+        async with stub_of(cluster) as stub:
+            return await generate(stub, prompts["code_sql"], max_tokens=4)
+
+    status = run(cluster_status(cluster))
+    urls = {"router": f"{cluster.http}/metrics"} | {f"{w.role} worker": w.metrics_url for w in status.workers}
+    before = {process: scrape(url) for process, url in urls.items()}
+    run(one_request())
+    after = {process: scrape(url) for process, url in urls.items()}
+    assert set(urls) == {"router", "prefill worker", "decode worker"}
+    for process, families in after.items():
+        for spec in SETS[process][0]().specs:
+            family = families[spec.name.removesuffix("_total") if spec.kind == "counter" else spec.name]
+            assert family.type == spec.kind, spec.name
+            assert family.samples or spec.labels, spec.name
+        counts = values_of(families)
+        assert all(counts[key] >= old for key, old in values_of(before[process]).items())
+        assert counts != values_of(before[process])
+
+
+def scrape(url: str) -> dict[str, Metric]:
+    """Families by name, as a Prometheus server parses them."""
+    response = httpx.get(url, trust_env=False)
+    assert response.status_code == 200
+    return {family.name: family for family in text_string_to_metric_families(response.text)}
+
+
+def values_of(families: dict[str, Metric]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Everything of our own that may only grow."""
+    growing = [f for f in families.values() if f.type in ("counter", "histogram") and f.name.startswith("tandem_")]
+    return {(s.name, frozenset(s.labels.items())): s.value for family in growing for s in family.samples}

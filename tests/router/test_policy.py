@@ -50,6 +50,13 @@ def test_only_workers_with_the_same_model_layout_and_transport_are_paired() -> N
     assert (chosen.prefill.worker_id, chosen.decode and chosen.decode.worker_id) == ("p1", "d1")
 
 
+def test_shared_memory_pairs_only_workers_of_one_host_and_ucx_any() -> None:
+    far = make_worker_view("d0", D, node="other")
+    assert ClusterView(workers=(make_worker_view("p0", P), far)).pairs() == []
+    over_ucx = (make_worker_view("p0", P, transport="ucx"), make_worker_view("d0", D, node="other", transport="ucx"))
+    assert len(ClusterView(workers=over_ucx).pairs()) == 1
+
+
 def test_a_request_of_one_token_needs_no_decode_worker() -> None:
     view = ClusterView(workers=(make_worker_view("p0", P), make_worker_view("d0", D)))
     assert route(view, make_request(max_tokens=1), 0.0).decode is None

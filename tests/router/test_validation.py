@@ -7,6 +7,7 @@ import math
 import pytest
 
 from router.validation import (
+    ContextLimit,
     SamplingOptions,
     check_options,
     check_request_id,
@@ -22,8 +23,12 @@ VOCAB = 100
 
 
 def resolve(options: SamplingOptions, num_prompt_tokens: int = 10) -> SamplingParams:
+    return resolve_within(ContextLimit(tokens=64, model_tokens=64), options, num_prompt_tokens)
+
+
+def resolve_within(context: ContextLimit, options: SamplingOptions, num_prompt_tokens: int) -> SamplingParams:
     return resolve_sampling(
-        options, num_prompt_tokens=num_prompt_tokens, max_context_tokens=64, eos_token_ids=(2,), random_seed=77
+        options, num_prompt_tokens=num_prompt_tokens, context=context, eos_token_ids=(2,), random_seed=77
     )
 
 
@@ -114,9 +119,19 @@ def test_an_empty_prompt_is_refused():
 
 def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers():
     assert resolve(SamplingOptions(), num_prompt_tokens=63).max_tokens == 1
-    with pytest.raises(ContextLengthExceeded, match=r"64 tokens .* context 64; .* at most 63") as caught:
+    with pytest.raises(ContextLengthExceeded, match=r"64 tokens .* context of 64 tokens; .* at most 63") as caught:
         resolve(SamplingOptions(), num_prompt_tokens=64)
     assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 330])
+def test_where_the_pools_are_smaller_than_the_model_they_are_named_as_the_limit(num_prompt_tokens):
+    context = ContextLimit(tokens=320, model_tokens=8192)
+    with pytest.raises(ContextLengthExceeded) as caught:
+        resolve_within(context, SamplingOptions(max_tokens=400), num_prompt_tokens)
+    limit = "this cluster's limit of 320 tokens (the size of its KV pools; the model could take 8192)"
+    assert limit in caught.value.message
+    assert "the model's context" not in caught.value.message
 
 
 def test_max_tokens_beyond_the_context_is_refused_in_the_clients_words():

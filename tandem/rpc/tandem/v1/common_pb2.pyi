@@ -135,6 +135,7 @@ class PrefillTimings(_message.Message):
     NUM_CHUNKS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     TRANSFER_FIELD_NUMBER: _builtins.int
+    NUM_COMPANIONS_FIELD_NUMBER: _builtins.int
     queue_s: _builtins.float
     """From arrival at the worker to the first chunk in a batch, the wait for a ticket included."""
     ticket_s: _builtins.float
@@ -145,6 +146,8 @@ class PrefillTimings(_message.Message):
     """Chunks the prompt was prefilled in."""
     num_cached_tokens: _builtins.int
     """Prompt tokens whose KV was not computed because it was cached."""
+    num_companions: _builtins.int
+    """Most other prompts that were computed in one iteration with this one: their time is in prefill_s too."""
     @_builtins.property
     def transfer(self) -> Global___TransferTimings:
         """The KV transfer; absent where no handoff was made."""
@@ -158,10 +161,11 @@ class PrefillTimings(_message.Message):
         num_chunks: _builtins.int = ...,
         num_cached_tokens: _builtins.int = ...,
         transfer: Global___TransferTimings | None = ...,
+        num_companions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_chunks", b"num_chunks", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "ticket_s", b"ticket_s", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_chunks", b"num_chunks", "num_companions", b"num_companions", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "ticket_s", b"ticket_s", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

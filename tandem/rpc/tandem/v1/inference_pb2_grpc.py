@@ -244,6 +244,21 @@ class AdminStub:
                 request_serializer=tandem_dot_v1_dot_inference__pb2.GetClusterStatusRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_inference__pb2.ClusterStatus.FromString,
                 _registered_method=True)
+        self.SetPoolSizes = channel.unary_unary(
+                '/tandem.v1.Admin/SetPoolSizes',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.SetPoolSizesRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.PoolSizes.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/tandem.v1.Admin/DrainWorker',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
+        self.RestartPool = channel.unary_unary(
+                '/tandem.v1.Admin/RestartPool',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.RestartPoolRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.RestartPoolResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -256,6 +271,27 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPoolSizes(self, request, context):
+        """Changes how many workers a pool should have. Returns at once; the controller makes it so while requests run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Takes one worker out: it finishes what it has, ends, and the controller replaces it. NOT_FOUND for unknown ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestartPool(self, request, context):
+        """Replaces every worker of a pool, one after another, each only when its successor is ready.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -263,6 +299,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetClusterStatus,
                     request_deserializer=tandem_dot_v1_dot_inference__pb2.GetClusterStatusRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_inference__pb2.ClusterStatus.SerializeToString,
+            ),
+            'SetPoolSizes': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPoolSizes,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.SetPoolSizesRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.PoolSizes.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'RestartPool': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartPool,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.RestartPoolRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.RestartPoolResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -292,6 +343,87 @@ class Admin:
             '/tandem.v1.Admin/GetClusterStatus',
             tandem_dot_v1_dot_inference__pb2.GetClusterStatusRequest.SerializeToString,
             tandem_dot_v1_dot_inference__pb2.ClusterStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPoolSizes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Admin/SetPoolSizes',
+            tandem_dot_v1_dot_inference__pb2.SetPoolSizesRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.PoolSizes.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Admin/DrainWorker',
+            tandem_dot_v1_dot_inference__pb2.DrainWorkerRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartPool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Admin/RestartPool',
+            tandem_dot_v1_dot_inference__pb2.RestartPoolRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.RestartPoolResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -98,12 +98,24 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     GetClusterStatus: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetClusterStatusRequest, _inference_pb2.ClusterStatus]
     """What the router sees of the cluster, asked from each worker now."""
+    SetPoolSizes: _grpc.UnaryUnaryMultiCallable[_inference_pb2.SetPoolSizesRequest, _inference_pb2.PoolSizes]
+    """Changes how many workers a pool should have. Returns at once; the controller makes it so while requests run."""
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DrainWorkerRequest, _inference_pb2.DrainWorkerResponse]
+    """Takes one worker out: it finishes what it has, ends, and the controller replaces it. NOT_FOUND for unknown ids."""
+    RestartPool: _grpc.UnaryUnaryMultiCallable[_inference_pb2.RestartPoolRequest, _inference_pb2.RestartPoolResponse]
+    """Replaces every worker of a pool, one after another, each only when its successor is ready."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetClusterStatus: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetClusterStatusRequest, _inference_pb2.ClusterStatus]  # type: ignore[assignment]
     """What the router sees of the cluster, asked from each worker now."""
+    SetPoolSizes: _aio.UnaryUnaryMultiCallable[_inference_pb2.SetPoolSizesRequest, _inference_pb2.PoolSizes]  # type: ignore[assignment]
+    """Changes how many workers a pool should have. Returns at once; the controller makes it so while requests run."""
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_inference_pb2.DrainWorkerRequest, _inference_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """Takes one worker out: it finishes what it has, ends, and the controller replaces it. NOT_FOUND for unknown ids."""
+    RestartPool: _aio.UnaryUnaryMultiCallable[_inference_pb2.RestartPoolRequest, _inference_pb2.RestartPoolResponse]  # type: ignore[assignment]
+    """Replaces every worker of a pool, one after another, each only when its successor is ready."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -113,5 +125,29 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ClusterStatus, _abc.Awaitable[_inference_pb2.ClusterStatus]]:
         """What the router sees of the cluster, asked from each worker now."""
+
+    @_abc_1.abstractmethod
+    def SetPoolSizes(
+        self,
+        request: _inference_pb2.SetPoolSizesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.PoolSizes, _abc.Awaitable[_inference_pb2.PoolSizes]]:
+        """Changes how many workers a pool should have. Returns at once; the controller makes it so while requests run."""
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _inference_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DrainWorkerResponse, _abc.Awaitable[_inference_pb2.DrainWorkerResponse]]:
+        """Takes one worker out: it finishes what it has, ends, and the controller replaces it. NOT_FOUND for unknown ids."""
+
+    @_abc_1.abstractmethod
+    def RestartPool(
+        self,
+        request: _inference_pb2.RestartPoolRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.RestartPoolResponse, _abc.Awaitable[_inference_pb2.RestartPoolResponse]]:
+        """Replaces every worker of a pool, one after another, each only when its successor is ready."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

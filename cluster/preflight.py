@@ -1,0 +1,73 @@
+"""What would fail anyway, found before anything is started: the model, and the router's address and ports.
+
+And what works, but not as its user may think.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Iterable
+
+from cluster.processes import usable_cores
+from tandem.config import ClusterConfig, RouterConfig
+from tandem.errors import ClusterError
+from tandem.model.sources import find_model
+
+
+def check_start(config: ClusterConfig, *, has_port_options: bool = True) -> None:
+    """Raises ModelLoadError or ClusterError, with what to do: give an option, or a field of the configuration.
+
+    Takes no time and starts nothing.
+    """
+    find_model(config.model.source)
+    check_ports(config.router, has_port_options=has_port_options)
+
+
+def warnings(config: ClusterConfig) -> list[str]:
+    """What its user should know before the start."""
+    prefill, decode, cores = config.prefill.num_workers, config.decode.num_workers, len(usable_cores())
+    if prefill + decode <= cores:
+        return []
+    shared = "one core" if cores == 1 else f"{cores} cores"
+    return [f"{prefill} prefill and {decode} decode workers share {shared}: they slow each other down"]
+
+
+def warn(texts: Iterable[str]) -> None:
+    """One line each on stderr."""
+    for text in texts:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def check_ports(router: RouterConfig, *, has_port_options: bool) -> None:
+    """Whether the router could listen now. Raises ClusterError."""
+    for name, port in (("grpc_port", router.grpc_port), ("http_port", router.http_port)):
+        cure = f"give --{name.replace('_', '-')}" if has_port_options else f"set router.{name}"
+        try:
+            _bind(router.host, port)
+        except OSError as exc:
+            raise ClusterError(_why(exc, router.host, port, cure=cure)) from exc
+
+
+def _bind(host: str, port: int) -> None:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)
+
+
+def _why(error: OSError, host: str, port: int, *, cure: str) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"router.host {host!r} is no address: {error.strerror}"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"router.host {host} is not an address of this host"
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use, perhaps by another cluster; {cure} (0 takes a free one)"
+    if error.errno == errno.EACCES:
+        return f"port {port} may not be used by this user; {cure} (0 takes a free one)"
+    return f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}"

@@ -1,0 +1,215 @@
+"""The controller's process: `python -m cluster.run_controller --settings-json JSON [--ready-fd N]`.
+
+SIGTERM and SIGINT end it and leave the workers to a successor. SIGUSR1 drains and ends all workers first, SIGUSR2
+ends them without waiting for what they run. Writes a JSON line to the fd for each event.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cluster.controller import Controller
+from cluster.controller_settings import ControllerEvents, ControllerSettings
+from cluster.events import WorkerInfo
+from cluster.placement import Selector, WorkerPlacement
+from cluster.pools import RayPools
+from cluster.processes import usable_cores
+from cluster.ray_client import RayClient
+from tandem.config import ClusterConfig, from_mapping, split_labels, to_mapping
+from tandem.errors import TandemError
+from tandem.observability.logging import setup_logging
+from tandem.observability.server import serve_metrics
+from tandem.pool_state import PoolState
+from tandem.registry import Registry
+from tandem.tasks import cancel_all
+from tandem.types import Role, WorkerId
+
+SETTLE_HEARTBEATS = 2.5
+"""Heartbeats after which every living worker has shown itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessSettings:
+    """What the process is told. `classes` are the workers' classes as "module:Class"."""
+
+    config: ClusterConfig
+    redis_url: str
+    ray_address: str
+    worker_host: str
+    classes: Mapping[Role, str]
+    holder: str
+
+    @classmethod
+    def from_json(cls, text: str) -> ProcessSettings:
+        """From one JSON object. Raises ConfigError."""
+        values = json.loads(text)
+        return cls(
+            config=from_mapping(values["config"]),
+            redis_url=values["redis_url"],
+            ray_address=values["ray_address"],
+            worker_host=values["worker_host"],
+            classes={Role(role): path for role, path in values["classes"].items()},
+            holder=values["holder"],
+        )
+
+
+class LineEvents(ControllerEvents):
+    """Writes each event as a line of JSON; without an fd, nothing."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        self._has_reached = False
+
+    def _write(self, values: dict[str, Any]) -> None:
+        if self._fd is None:
+            return
+        try:
+            os.write(self._fd, json.dumps(values).encode() + b"\n")
+        except BrokenPipeError:
+            self._fd = None  # nobody listens any more
+
+    def ready(self, info: WorkerInfo) -> None:
+        """See `ControllerEvents`."""
+        self._write({"ready": asdict(info)})
+
+    def failed(self, worker_id: WorkerId, error: TandemError) -> None:
+        """See `ControllerEvents`."""
+        self._write({"failed": worker_id, "code": error.code, "message": error.message})
+
+    def gone(self, worker_id: WorkerId) -> None:
+        """See `ControllerEvents`."""
+        self._write({"gone": worker_id})
+
+    def reached(self) -> None:
+        """See `ControllerEvents`; only the first time is told."""
+        if not self._has_reached:
+            self._has_reached = True
+            self._write({"reached": True})
+
+    def note(self, text: str) -> None:
+        """See `ControllerEvents`."""
+        self._write({"note": text})
+
+
+def worker_settings(settings: ProcessSettings, place: WorkerPlacement) -> dict[str, Any]:
+    """The constructor argument of a worker's actor; see `cluster/ray_worker.py`."""
+    return {
+        "config": to_mapping(settings.config),
+        "worker_id": str(place.worker_id),
+        "redis_url": settings.redis_url,
+        "host": settings.worker_host,
+        "cores": list(place.cores),
+        "cores_host": socket.gethostname(),
+        "generation": place.generation,
+    }
+
+
+def controller_settings(config: ClusterConfig) -> ControllerSettings:
+    """From the cluster's configuration and this host's cores."""
+    return ControllerSettings(
+        sizes={Role.PREFILL: config.prefill.num_workers, Role.DECODE: config.decode.num_workers},
+        drain_timeout_s=config.drain_timeout_s,
+        settle_s=SETTLE_HEARTBEATS * config.registry.heartbeat_s,
+        cores=usable_cores() if config.pin_cores else (),
+        selectors={
+            Role.PREFILL: Selector(labels=split_labels(config.prefill.nodes)),
+            Role.DECODE: Selector(labels=split_labels(config.decode.nodes)),
+        },
+    )
+
+
+async def _run(settings: ProcessSettings, events: ControllerEvents) -> None:
+    config = settings.config
+    asked = _signals()
+    state = PoolState(settings.redis_url, cluster=config.cluster)
+    registry = Registry(settings.redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
+    ray = RayClient(settings.ray_address, namespace=config.cluster)
+    await ray.connect()
+    pools = RayPools(
+        ray,
+        cluster=config.cluster,
+        settings_of=lambda place: worker_settings(settings, place),
+        classes=settings.classes,
+    )
+    controller = Controller(
+        state,
+        registry,
+        pools=pools,
+        settings=controller_settings(config),
+        holder=settings.holder,
+        events=events,
+    )
+    metrics = await serve_metrics(controller.metrics.registry, settings.worker_host or "127.0.0.1")
+    events.note(f"controller: metrics at {metrics.url}")
+    running = asyncio.create_task(controller.run(), name="controller")
+    try:
+        await _until_asked(controller, running, asked, drain_timeout_s=config.drain_timeout_s)
+    finally:
+        controller.stop()
+        await asyncio.gather(running, return_exceptions=True)
+        await metrics.stop()
+        await ray.close()
+        await state.close()
+        await registry.close()
+
+
+def _signals() -> asyncio.Queue[signal.Signals]:
+    asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        asyncio.get_running_loop().add_signal_handler(number, asked.put_nowait, number)
+    return asked
+
+
+async def _until_asked(
+    controller: Controller,
+    running: asyncio.Task[None],
+    asked: asyncio.Queue[signal.Signals],
+    *,
+    drain_timeout_s: float,
+) -> None:
+    asking = asyncio.create_task(asked.get())
+    await asyncio.wait({asking, running}, return_when=asyncio.FIRST_COMPLETED)
+    if not asking.done():
+        asking.cancel()
+        await running  # it failed: raises why
+        return
+    number = asking.result()
+    if number in (signal.SIGUSR1, signal.SIGUSR2):
+        ending = controller.end_workers(drain_timeout_s if number is signal.SIGUSR1 else 0.0)
+        await _unless_asked_again(ending, asked)
+
+
+async def _unless_asked_again(ending: Coroutine[Any, Any, None], asked: asyncio.Queue[signal.Signals]) -> None:
+    tasks = {asyncio.create_task(ending), asyncio.create_task(asked.get())}
+    over, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await cancel_all(pending)
+    for task in over:
+        task.result()
+
+
+def main() -> int:
+    """Exit status 0 when it was asked to end, 1 when it could not start."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.run_controller", description=__doc__)
+    parser.add_argument("--settings-json", required=True, help="see ProcessSettings")
+    parser.add_argument("--ready-fd", type=int, default=None, help="file descriptor for the event lines")
+    arguments = parser.parse_args()
+    setup_logging()
+    try:
+        asyncio.run(_run(ProcessSettings.from_json(arguments.settings_json), LineEvents(arguments.ready_fd)))
+    except TandemError as exc:
+        print(f"tandem controller: {exc.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

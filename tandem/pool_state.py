@@ -1,0 +1,130 @@
+"""What the pools should look like: desired sizes, restart generations and drains, as state in Redis.
+
+Anyone may write it (an admin call, later a scaling policy); the controller alone acts on it. It is lost with an
+embedded Redis that loses its memory, and the controller then writes back what it last knew.
+
+Keys (prefix `tandem:{cluster}:`): `pool:{role}` (hash: size, generation), `drain` (set of worker ids to take out),
+`controller` (lease of the one acting controller, TTL), channel `pools` (published with every change).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import redis.asyncio as aioredis
+
+from tandem.types import Role, WorkerId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DesiredPool:
+    """`size` workers, none of them started before `generation`."""
+
+    size: int
+    generation: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DesiredState:
+    """Both pools, and the workers that are to be taken out. A pool that nobody has sized yet is None."""
+
+    prefill: DesiredPool | None
+    decode: DesiredPool | None
+    drain: frozenset[WorkerId]
+
+    def pool(self, role: Role) -> DesiredPool | None:
+        """The pool of a role."""
+        return self.prefill if role is Role.PREFILL else self.decode
+
+
+class PoolState:
+    """A client of the desired state; one per process. Methods raise `redis.RedisError` when Redis is away."""
+
+    def __init__(self, redis_url: str, *, cluster: str) -> None:
+        self._redis = aioredis.from_url(
+            redis_url, socket_connect_timeout=2.0, socket_timeout=5.0, decode_responses=True
+        )
+        self._prefix = f"tandem:{cluster}:"
+
+    async def get(self) -> DesiredState:
+        """All of it."""
+        return DesiredState(
+            prefill=await self._pool(Role.PREFILL),
+            decode=await self._pool(Role.DECODE),
+            drain=frozenset(WorkerId(str(w)) for w in await self._redis.smembers(self._prefix + "drain")),
+        )
+
+    async def _pool(self, role: Role) -> DesiredPool | None:
+        values = await self._redis.hgetall(f"{self._prefix}pool:{role}")
+        if "size" not in values:
+            return None
+        return DesiredPool(size=int(values["size"]), generation=int(values.get("generation", 0)))
+
+    async def set_size(self, role: Role, size: int) -> None:
+        """Asks for `size` workers (0 or more)."""
+        await self._redis.hset(f"{self._prefix}pool:{role}", "size", str(size))
+        await self._publish()
+
+    async def initialise(self, role: Role, size: int, *, generation: int = 0) -> None:
+        """Writes a pool that nobody has sized yet; an existing one stays as it is."""
+        key = f"{self._prefix}pool:{role}"
+        await self._redis.hsetnx(key, "generation", str(generation))
+        if await self._redis.hsetnx(key, "size", str(size)):
+            await self._publish()
+
+    async def restart(self, role: Role) -> int:
+        """Asks that every present worker of the pool be replaced; the new generation."""
+        generation = int(await self._redis.hincrby(f"{self._prefix}pool:{role}", "generation", 1))
+        await self._publish()
+        return generation
+
+    async def ask_drain(self, worker_id: WorkerId) -> None:
+        """Asks that one worker be taken out."""
+        await self._redis.sadd(self._prefix + "drain", worker_id)
+        await self._publish()
+
+    async def drained(self, worker_id: WorkerId) -> None:
+        """The controller has taken it out."""
+        await self._redis.srem(self._prefix + "drain", worker_id)
+
+    async def clear(self) -> None:
+        """Forgets sizes, generations and drains: the cluster was ended on purpose."""
+        pools = [f"{self._prefix}pool:{role}" for role in Role]
+        await self._redis.delete(*pools, self._prefix + "drain")
+        await self._publish()
+
+    async def hold_lease(self, holder: str, *, ttl_s: float) -> bool:
+        """Takes or renews the controller's lease; False while another holder has it."""
+        key = self._prefix + "controller"
+        ttl_ms = int(ttl_s * 1000)
+        if await self._redis.set(key, holder, nx=True, px=ttl_ms):
+            return True
+        if await self._redis.get(key) != holder:
+            return False
+        return bool(await self._redis.pexpire(key, ttl_ms))
+
+    async def release_lease(self, holder: str) -> None:
+        """Gives the lease back, if it is ours."""
+        if await self._redis.get(self._prefix + "controller") == holder:
+            await self._redis.delete(self._prefix + "controller")
+
+    async def has_controller(self) -> bool:
+        """Whether some controller holds the lease."""
+        return bool(await self._redis.exists(self._prefix + "controller"))
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields once at the start, then with every change."""
+        async with self._redis.pubsub() as pubsub:
+            await pubsub.subscribe(self._prefix + "pools")
+            yield
+            async for message in pubsub.listen():
+                if message["type"] == "message":
+                    yield
+
+    async def _publish(self) -> None:
+        await self._redis.publish(self._prefix + "pools", "changed")
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._redis.aclose()

@@ -1,0 +1,100 @@
+"""Mistakes that are found before anything is started."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.child import ReportingChild
+from cluster.preflight import check_ports, check_start
+from tandem.config import ClusterConfig, ModelConfig, RouterConfig, from_mapping
+from tandem.errors import ClusterError, ConfigError, ModelLoadError
+
+
+def make_router(host: str = "127.0.0.1", grpc_port: int = 0, http_port: int = 0) -> RouterConfig:
+    return RouterConfig(host=host, grpc_port=grpc_port, http_port=http_port)
+
+
+def why_not(router: RouterConfig, *, has_port_options: bool = True) -> str:
+    with pytest.raises(ClusterError) as caught:
+        check_ports(router, has_port_options=has_port_options)
+    return caught.value.message
+
+
+def test_what_can_be_started_is_let_through() -> None:
+    check_start(ClusterConfig(router=make_router()))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost", ""])
+def test_a_port_in_use_is_named_with_the_option_that_changes_it(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        cure = f"port {port} is in use, perhaps by another cluster; give --{{}} (0 takes a free one)"
+        assert why_not(make_router(host, grpc_port=port)) == cure.format("grpc-port")
+        assert why_not(make_router(host, http_port=port)) == cure.format("http-port")
+
+
+def test_a_head_is_told_the_field_of_its_configuration() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        router = make_router(http_port=other.getsockname()[1])
+        assert "set router.http_port" in why_not(router, has_port_options=False)
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("192.0.2.1", "router.host 192.0.2.1 is not an address of this host"),
+        ("no such host", "router.host 'no such host' is no address"),
+    ],
+)
+def test_an_address_that_is_not_ours_is_named(host: str, message: str) -> None:
+    assert why_not(make_router(host)).startswith(message)
+
+
+def test_two_servers_cannot_have_one_port() -> None:
+    with pytest.raises(ConfigError, match=r"router\.http_port must be another port than router\.grpc_port, got 8000"):
+        from_mapping({"router": {"grpc_port": 8000, "http_port": 8000}})
+
+
+def test_an_unknown_model_is_found_before_the_start() -> None:
+    with pytest.raises(ModelLoadError, match="no model 'no-such-model'"):
+        check_start(ClusterConfig(model=ModelConfig(source="no-such-model"), router=make_router()))
+
+
+@pytest.mark.parametrize("command", [("up", "--model", "gone"), ("demo", "--model", "gone")])
+def test_the_command_line_says_it_in_one_line(command: tuple[str, ...]) -> None:
+    line = [sys.executable, "-m", "cluster.cli", *command]
+    result = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("tandem: no model 'gone'")
+
+
+def test_checking_loads_none_of_the_heavy_libraries() -> None:
+    code = "import sys, cluster.preflight; sys.exit(bool({'ray', 'torch', 'numpy', 'transformers'} & set(sys.modules)))"
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("tandem router: the tokenizer is broken", "the tokenizer is broken"),
+        ("Killed", "the router ended before it was ready: Killed"),
+    ],
+)
+def test_what_a_child_reported_itself_is_said_once(tmp_path: Path, words: str, message: str) -> None:
+    async def scenario() -> None:
+        child = ReportingChild("router", log=tmp_path / "log")
+        await child.start([sys.executable, "-c", f"import sys; print({words!r}, file=sys.stderr)"])
+        with pytest.raises(ClusterError) as caught:
+            await child.line()
+        await child.stop(timeout_s=5.0)
+        assert caught.value.message == message
+
+    asyncio.run(scenario())

@@ -1,0 +1,156 @@
+"""Pools that change under constant load: no request fails, no block leaks, every answer is that of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.load import Load, constant_load
+from tandem.rpc.tandem.v1 import inference_pb2
+from tests.e2e.conftest import MAX_TOKENS
+from tests.e2e.live import LiveCluster, is_idle, live_cluster, run, until, workers_of
+
+pytestmark = pytest.mark.slow
+
+CHANGE_TIMEOUT_S = 150.0
+PROMPTS = ("chat_capital", "code_python", "german", "length_33", "length_257")
+CONFIG = {
+    "transfer": {"transport": "shm", "lease_s": 5.0},
+    "prefill": {"num_blocks": 256},
+    "decode": {"num_blocks": 256},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    with live_cluster(tmp_path_factory.mktemp("scaling"), CONFIG) as cluster:
+        yield cluster
+
+
+async def tandem(cluster: LiveCluster, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs the command line while the load goes on."""
+    command = [str(Path(sys.executable).parent / "tandem"), *arguments, "--endpoint", cluster.grpc]
+    return await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=CHANGE_TIMEOUT_S, check=False)
+
+
+def has(role: str, count: int) -> Callable[[inference_pb2.ClusterStatus], bool]:
+    """Whether a pool has exactly these many workers, all ready."""
+
+    def holds(status: inference_pb2.ClusterStatus) -> bool:
+        states = [worker.state for worker in workers_of(status, role)]
+        return states == ["ready"] * count
+
+    return holds
+
+
+def pids(status: inference_pb2.ClusterStatus, role: str) -> dict[str, int]:
+    return {worker.worker_id: worker.pid for worker in workers_of(status, role)}
+
+
+def check(load: Load, golden: dict[str, tuple[int, ...]]) -> None:
+    """Every request ended well, with the tokens of transformers."""
+    assert load.errors == []
+    assert {name: load.tokens_of(name) for name in load.prompts} == {name: {golden[name]} for name in load.prompts}
+
+
+def controller_pid(cluster: LiveCluster) -> int:
+    children = psutil.Process(cluster.process.pid).children()
+    return next(child.pid for child in children if "cluster.run_controller" in child.cmdline())
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+@pytest.mark.timeout(600)
+def test_a_pool_grows_and_shrinks_under_load(
+    cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]], role: str
+) -> None:
+    other = "prefill" if role == "decode" else "decode"
+
+    async def scenario() -> Load:
+        untouched = pids(await until(cluster, has(role, 1)), other)
+        chosen = {name: prompts[name] for name in PROMPTS}
+        async with constant_load(cluster.grpc, chosen, num_clients=4, max_tokens=MAX_TOKENS) as load:
+            await load.wait_for(4)
+            result = await tandem(cluster, "scale", f"{role}=3", "--wait", "--json")
+            assert result.returncode == 0, result.stderr
+            assert json.loads(result.stdout)["pools"][0]["num_ready"] == 3
+            new_since_s = time.monotonic()
+            await load.wait_for(16)
+            served = {getattr(o, f"{role}_worker") for o in load.outcomes if o.start_s > new_since_s}
+            assert served == {f"{role}-{index}" for index in range(3)}
+            result = await tandem(cluster, "scale", f"{role}=1", "--wait")
+            assert result.returncode == 0, result.stderr
+            await load.wait_for(4)
+        assert pids(await until(cluster, lambda s: has(role, 1)(s) and is_idle(s)), other) == untouched
+        return load
+
+    check(run(scenario()), golden)
+
+
+@pytest.mark.timeout(600)
+def test_a_restart_replaces_every_worker_and_fails_no_request(
+    cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
+) -> None:
+    async def scenario() -> Load:
+        before = pids(await until(cluster, has("decode", 1)), "decode")
+        chosen = {name: prompts[name] for name in PROMPTS}
+        async with constant_load(cluster.grpc, chosen, num_clients=3, max_tokens=MAX_TOKENS) as load:
+            result = await tandem(cluster, "restart", "decode", "--wait")
+            assert result.returncode == 0, result.stderr
+            await load.wait_for(4)
+        status = await until(cluster, lambda s: has("decode", 1)(s) and is_idle(s))
+        assert not set(pids(status, "decode").values()) & set(before.values())
+        assert [worker.generation for worker in workers_of(status, "decode")] == [1]
+        return load
+
+    check(run(scenario()), golden)
+
+
+@pytest.mark.timeout(600)
+def test_a_controller_that_dies_in_the_middle_of_a_change_comes_back_and_finishes_it(
+    cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
+) -> None:
+    async def scenario() -> Load:
+        await until(cluster, has("decode", 1))
+        chosen = {name: prompts[name] for name in PROMPTS}
+        async with constant_load(cluster.grpc, chosen, num_clients=3, max_tokens=MAX_TOKENS) as load:
+            assert (await tandem(cluster, "scale", "decode=2")).returncode == 0
+            os.kill(controller_pid(cluster), signal.SIGKILL)
+            await until(cluster, has("decode", 2), timeout_s=CHANGE_TIMEOUT_S)
+            assert (await tandem(cluster, "scale", "decode=1")).returncode == 0
+            os.kill(controller_pid(cluster), signal.SIGKILL)
+            await until(cluster, has("decode", 1), timeout_s=CHANGE_TIMEOUT_S)
+            await load.wait_for(4)
+        await until(cluster, is_idle)
+        return load
+
+    check(run(scenario()), golden)
+
+
+@pytest.mark.timeout(600)
+def test_a_worker_that_is_drained_or_killed_is_replaced(cluster: LiveCluster) -> None:
+    async def scenario() -> None:
+        before = await until(cluster, has("prefill", 1))
+        (drained,) = workers_of(before, "prefill")
+        result = await tandem(cluster, "drain", drained.worker_id, "--wait")
+        assert result.returncode == 0, result.stderr
+        (fresh,) = workers_of(await until(cluster, has("prefill", 1)), "prefill")
+        assert fresh.pid != drained.pid
+
+        os.kill(fresh.pid, signal.SIGKILL)
+
+        def is_replaced(status: inference_pb2.ClusterStatus) -> bool:
+            return has("prefill", 1)(status) and workers_of(status, "prefill")[0].pid != fresh.pid
+
+        await until(cluster, is_replaced, timeout_s=CHANGE_TIMEOUT_S)
+
+    run(scenario())
