@@ -123,7 +123,7 @@ def is_back(status: object) -> bool:
 def test_a_worker_that_stands_still_pins_no_blocks_on_its_peer(
     cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
 ) -> None:
-    """SIGSTOP to both prefill workers in mid-transfer: the decode side frees on its own clock, and nothing wrong comes."""
+    """SIGSTOP to both prefill workers in mid-transfer: the decode side frees by its own clock; no answer is wrong."""
 
     async def stopped() -> list[Answer | BaseException]:
         status = await until(cluster, is_back)
