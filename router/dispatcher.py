@@ -27,9 +27,12 @@ from tandem.registry import Registry
 from tandem.rpc.convert import decode_request_to_proto, finish_reason_from_proto, prefill_request_to_proto
 from tandem.rpc.status import from_rpc_error, is_typed
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
+from tandem.tasks import cancel_all
 from tandem.types import HandoffId, Request, RequestId, TokenStep
 
 logger = logging.getLogger(__name__)
+
+LegBody = Callable[[WorkerView], Awaitable[None]]
 
 TIMINGS_TIMEOUT_S = 2.0
 """How long a request that is complete waits for its legs to say how long they took."""
@@ -50,6 +53,7 @@ class LegDispatch:
         self._decode_timings: common_pb2.DecodeTimings | None = None
         self._discharge: dict[Leg, Callable[[], None]] = {}
         self.route = to
+        self._closed = False
         self.on_over: Callable[[], None] = lambda: None
         self.failed_leg: Leg | None = None
         """Set before the iterator raises."""
@@ -58,7 +62,7 @@ class LegDispatch:
         """Charges both workers, so that the next request sees it, and opens the first leg."""
         self._charge(self._route)
         if self._route.decode is not None:
-            self._spawn("decode", self._run_decode(self._route.decode), self._route.decode)
+            self._spawn("decode", self._run_decode, self._route.decode)
         self._perform(self._lifecycle.start())
 
     async def __aiter__(self) -> AsyncIterator[TokenStep]:
@@ -87,10 +91,8 @@ class LegDispatch:
 
     async def abort(self) -> None:
         """Stops both legs. Idempotent."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._closed = True
+        await cancel_all(self._tasks)
 
     def _charge(self, to: Route) -> None:
         num_tokens = len(self._request.prompt_token_ids)
@@ -101,7 +103,7 @@ class LegDispatch:
 
     # --- legs
 
-    def _spawn(self, leg: Leg, body: Awaitable[None], worker: WorkerView) -> None:
+    def _spawn(self, leg: Leg, body: LegBody, worker: WorkerView) -> None:
         task = asyncio.create_task(self._run_leg(leg, body, worker))
         self._tasks.add(task)
         task.add_done_callback(self._leg_over)
@@ -113,9 +115,9 @@ class LegDispatch:
                 discharge()
             self.on_over()
 
-    async def _run_leg(self, leg: Leg, body: Awaitable[None], worker: WorkerView) -> None:
+    async def _run_leg(self, leg: Leg, body: LegBody, worker: WorkerView) -> None:
         try:
-            await body
+            await body(worker)
         except grpc.aio.AioRpcError as exc:
             error = from_rpc_error(exc)
             if exc.code() is grpc.StatusCode.UNAVAILABLE and not is_typed(exc):
@@ -170,8 +172,8 @@ class LegDispatch:
             match action:
                 case Emit(step=step):
                     self._steps.put_nowait(step)
-                case OpenPrefill():
-                    self._spawn("prefill", self._run_prefill(self._route.prefill), self._route.prefill)
+                case OpenPrefill() if not self._closed:
+                    self._spawn("prefill", self._run_prefill, self._route.prefill)
                 case Fail():
                     self._steps.put_nowait(action)
                     for task in self._tasks:
