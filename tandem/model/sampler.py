@@ -3,7 +3,7 @@
 The noise of a token at output position i is a counter-based function of (seed, i, token), so a request gives the same
 tokens on whatever worker it runs and however often it is moved or replayed. The token with the largest logit plus
 noise is taken (Gumbel-max), because a choice between tokens then changes only when their own two sums all but meet:
-rounding that differs with the batch moves a choice some thirty times more rarely than it would move the inverse of
+rounding that differs with the batch moves a choice far more rarely than it would move the inverse of
 a cumulative distribution.
 """
 
