@@ -145,7 +145,7 @@ class SourceHandoff:
             actions += self._give_up("the decode worker is silent", tell_peer=True)
             if self._fence_at_s is None:
                 self._fence_at_s = now
-        if self.state is HandoffState.ABORTING and self._fence_at_s is None:
+        if (self._delivered or self.state is HandoffState.ABORTING) and self._fence_at_s is None:
             self._fence_at_s = now + self.lease_s
         stuck = bool(self._in_flight) and self._fence_at_s is not None and now >= self._fence_at_s
         if stuck and not self._fence_asked:
