@@ -147,7 +147,7 @@ def reconcile_pool(role: Role, goal: Goal, pool: ObservedPool, *, now: float, li
     kept, removals = _remove_condemned(role, goal, workers, now=now, limits=limits)
     kept, retired = _retire(goal, kept)
     removals += [_removal(worker) for worker in retired]
-    is_leaving = any(isinstance(removal, Drain) for removal in removals)
+    is_leaving = held is not None or any(isinstance(removal, Drain) for removal in removals)
     starts = _starts(role, goal, pool, kept=kept, is_leaving=is_leaving, now=now, limits=limits)
     return (*removals, *starts, *_forgotten(role, goal, pool))
 

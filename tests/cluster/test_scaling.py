@@ -250,9 +250,11 @@ class TwoPools(RuleBasedStateMachine):
         size = self.goals[role].size
         assert num_after <= max(size + SURGE, 0)
         assert ready_after >= min(size, ready_before) - num_ordered
+        if size and not self.failures[role].count:
+            assert ready_after >= min(1, ready_before), "the last one that serves was taken away"
         if num_after > num_before:
             restarting = any(w.generation < self.goals[role].generation for w in self.of(role, READY, STARTING, LOST))
-            assert num_after <= size + (SURGE if restarting else 0)
+            assert num_after <= size + (SURGE if restarting or num_ordered else 0)
 
     def carry_out(self, action: Action) -> None:
         match action:
