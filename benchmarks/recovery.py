@@ -39,8 +39,8 @@ ADDRESSES = ("127.0.0.3", "127.0.0.4")
 CONFIG: dict[str, Any] = {
     "cluster": CLUSTER,
     "transfer": {"transport": "shm", "lease_s": 5.0},
-    "prefill": {"num_blocks": 256, "num_workers": 2},
-    "decode": {"num_blocks": 256, "num_workers": 2},
+    "prefill": {"num_blocks": 256, "num_workers": 2, "num_threads": 1},
+    "decode": {"num_blocks": 256, "num_workers": 2, "num_threads": 1},
     "router": {"grpc_port": 0, "http_port": 0},
     "drain_timeout_s": 20.0,
     "pin_cores": False,
