@@ -95,5 +95,7 @@ async def test_a_server_behind_tls_is_trusted_by_the_ca_in_the_environment(tmp_p
 def test_what_is_no_redis_url_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="is not a Redis URL"):
         connect_redis("http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="it must begin with one of redis://, rediss://, unix://"):
+        hide_password("store.example:6379")
     with pytest.raises(ConfigError, match="is not a Redis URL"):
         connect_redis_blocking("store.example", timeout_s=1.0)
