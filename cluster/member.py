@@ -24,6 +24,7 @@ from cluster.ray_node import RayNode
 from cluster.ray_node_settings import NodeOffer
 from tandem.config import ClusterConfig
 from tandem.errors import ClusterError, ConfigError
+from tandem.key_source import hand_down, load_key
 from tandem.pool_state import PoolState
 from tandem.registry import Registry, WorkerRecord
 from tandem.tasks import cancel_all, raise_if_cancelled
@@ -91,6 +92,7 @@ class Member:
 
     async def _join(self) -> MemberInfo:
         began_s = time.monotonic()
+        hand_down(load_key(self._config))
         await check_redis(self._config.registry.redis_url)
         prepare_environment(token=(await self._head()).token)
         address = await self._node.join(self._address, self._offer)

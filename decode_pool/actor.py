@@ -34,6 +34,7 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], No
         worker_id=settings.worker_id,
         epoch=epoch,
         fingerprint=facts.fingerprint,
+        key=settings.key,
         transport=transport,
         max_batch_sequences=config.decode.max_batch_sequences,
         growth_tokens=config.decode.growth_tokens,

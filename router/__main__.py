@@ -22,6 +22,7 @@ from router.app import RunningRouter, serve
 from router.dispatcher import WorkerDispatcher
 from tandem.config import ClusterConfig, from_mapping
 from tandem.errors import TandemError
+from tandem.key_source import load_key
 from tandem.model.files import resolve_model
 from tandem.observability.logging import setup_logging
 from tandem.observability.metrics import RouterMetrics
@@ -50,12 +51,15 @@ def _stop_on_signals() -> asyncio.Event:
 
 async def _run(config: ClusterConfig, *, redis_url: str, ready_fd: int | None) -> None:
     started_s = time.monotonic()
+    key = load_key(config)
     startup = {"imports": time.time() - psutil.Process().create_time()}
     serving = asyncio.Event()
     registry = Registry(redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
     state = PoolState(redis_url, cluster=config.cluster)
     metrics = RouterMetrics()
-    dispatcher = WorkerDispatcher(registry, on_change=lambda: _note(dispatcher, serving), metrics=metrics)
+    dispatcher = WorkerDispatcher(
+        registry, key=key, on_change=lambda: _note(dispatcher, serving), metrics=metrics
+    )
     await dispatcher.start()
     try:
         files = await asyncio.to_thread(resolve_model, config.model.source)

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import torch
 
+from kv_transfer.probe import PROBE_ID
 from kv_transfer.transport import Link, LinkStats, MessageHeader, Sink, Transport
 from tandem.errors import LinkClosed
 from tandem.types import HandoffId
@@ -33,17 +34,23 @@ FaultPolicy = Callable[[MessageHeader, int], Fault]
 
 
 class FaultyLink:
-    """A `Link` whose messages pass through the transport's policy."""
+    """A `Link` whose messages, but for probes, pass through the transport's policy."""
 
     def __init__(self, link: Link, owner: FaultyTransport) -> None:
         self._link = link
         self._owner = owner
 
     @property
+    def transport(self) -> str:
+        return self._link.transport
+
+    @property
     def detail(self) -> str:
         return f"{self._link.detail} (faulty)"
 
     def send(self, header: MessageHeader, segments: Sequence[torch.Tensor]) -> Future[None]:
+        if header.handoff_id == PROBE_ID:
+            return self._link.send(header, segments)
         fault = self._owner.next_fault(header)
         if fault is Fault.DROP:
             dropped: Future[None] = Future()

@@ -30,12 +30,17 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "config": ("kv", "types", "errors"),
     "model": ("kv", "config", "types", "errors"),
     "prefix_store": ("kv", "config", "types", "errors"),
-    "rpc": ("kv", "config", "types", "errors"),
+    "secret": ("errors",),
+    "key_source": ("secret", "config", "errors"),
+    "rpc": ("secret", "kv", "config", "types", "errors"),
     "registry": ("config", "types", "errors"),
     "pool_state": ("config", "types", "errors"),
     "observability": ("rpc", "config", "types", "errors"),
     "tasks": (),
-    "worker": ("tasks", "registry", "observability", "rpc", "model", "prefix_store", "kv", "config", "types", "errors"),
+    "worker": (
+        *("tasks", "registry", "observability", "rpc", "key_source", "secret", "model", "prefix_store"),
+        *("kv", "config", "types", "errors"),
+    ),
 }
 """Which parts of `tandem` each part may import, besides itself."""
 
@@ -49,7 +54,10 @@ PURE = (
     "tandem/kv/prefix_index.py",
     "tandem/kv/tiering.py",
     "tandem/model/spec.py",
+    "tandem/secret.py",
     "kv_transfer/plan.py",
+    "kv_transfer/sizing.py",
+    "kv_transfer/ticket.py",
     "kv_transfer/handoff.py",
     "kv_transfer/source.py",
     "kv_transfer/destination.py",

@@ -9,6 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tandem.errors import ClusterError
+from tandem.rpc.authentication import CallGuard
 from tandem.rpc.client import MAX_MESSAGE_BYTES
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -73,13 +74,19 @@ def format_address(host: str, port: int) -> str:
 
 
 async def start_server(
-    host: str, port: int, register: Callable[[grpc.aio.Server], None], service_names: Sequence[str]
+    host: str,
+    port: int,
+    register: Callable[[grpc.aio.Server], None],
+    service_names: Sequence[str],
+    *,
+    guard: CallGuard | None = None,
 ) -> RpcServer:
     """Starts a server on host:port (0 takes a free port) with `register`'s services, health and reflection.
 
-    `service_names` are full names ("tandem.v1.Inference"). Raises ClusterError when the address cannot be bound.
+    `service_names` are full names ("tandem.v1.Inference"). With a `guard` it serves only calls of its cluster. Raises
+    ClusterError when the address cannot be bound.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=() if guard is None else (guard,))
     register(server)
     checker = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, server)
@@ -90,6 +97,8 @@ async def start_server(
     except RuntimeError as exc:
         raise ClusterError(f"cannot listen on {bind}: {exc}", param="port") from exc
     rpc = RpcServer(server, host=host, port=bound, checker=checker, names=tuple(service_names))
+    if guard is not None:
+        guard.address = rpc.address
     await rpc._publish(_NOT_SERVING)
     await server.start()
     return rpc
