@@ -15,6 +15,8 @@ from tandem.errors import TransportError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
+HOST = torch.device("cpu")
+
 _COPY_BYTES = 512 << 10
 """Copied and digested at a time: small enough to be digested out of the cache that the copy filled."""
 
@@ -24,20 +26,22 @@ def as_bytes(segments: Sequence[torch.Tensor], num_bytes: int) -> list[Bytes]:
 
     Raises TransportError unless all are contiguous 1-D uint8 tensors in host memory of `num_bytes` bytes together.
     """
-    views = []
+    check_segments(segments, num_bytes, HOST)
+    return [segment.detach().numpy() for segment in segments if segment.numel()]
+
+
+def check_segments(segments: Sequence[torch.Tensor], num_bytes: int, device: torch.device) -> None:
+    """Raises TransportError unless all are contiguous 1-D uint8 on `device` and have `num_bytes` bytes together."""
     for segment in segments:
         if segment.dtype != torch.uint8 or segment.dim() != 1 or not segment.is_contiguous():
             raise TransportError(
                 f"a segment must be contiguous 1-D uint8, got {segment.dtype} {tuple(segment.shape)}", param="segments"
             )
-        if segment.device.type != "cpu":
-            raise TransportError(f"a segment must lie in host memory, got {segment.device}", param="segments")
-        if segment.numel():
-            views.append(segment.detach().numpy())
-    total = sum(view.nbytes for view in views)
+        if segment.device != device:
+            raise TransportError(f"a segment must lie on {device}, got {segment.device}", param="segments")
+    total = sum(segment.numel() for segment in segments)
     if total != num_bytes:
         raise TransportError(f"segments have {total} bytes, the header says {num_bytes}", param="segments")
-    return views
 
 
 def walk(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> Iterator[tuple[Bytes, Bytes]]:

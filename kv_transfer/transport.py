@@ -5,8 +5,8 @@ It holds no policy: where a payload goes is asked from the `Sink`; whether a han
 say. Implementations: `ucx.py` (UCXX), `loopback.py` (shared memory on one host), `collective.py` (torch.distributed)
 and `auto.py`, which takes the quickest of them link by link; all pass one conformance suite.
 
-Threads: a transport runs its own thread. `Sink` methods are called on it and must not block. `Link.send`,
-`quiesce` and `close` may be called from any thread.
+Threads: a transport runs its own, `Sink` methods are called on them, maybe on several at once, and must not block.
+`Link.send`, `quiesce` and `close` may be called from any thread.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tandem.worker.host import HostedWorker, WorkerHost, WorkerSettings
 async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], None]) -> HostedWorker:
     """Transport, model, worker, in this order."""
     config = settings.config
-    transport = make_transport(config.transfer.transport, worker_id=settings.worker_id)
+    transport = make_transport(config.transfer.transport, worker_id=settings.worker_id, host=settings.host)
     mark("transport")
     executor = await asyncio.to_thread(
         build_executor,
