@@ -82,9 +82,10 @@ def _link_table(status: ClusterStatus, width: int) -> Table:
     for worker in status.workers:
         for link in worker.links:
             name = f"{worker.worker_id} → {link.peer_worker_id}"
-            speed = f"{link.probed_bytes_per_s / 1e9:.3g}" + (" slow!" if link.slow else "")
+            speed = f"{link.probed_bytes_per_s / 1e9:.3g}" + ("!" if link.slow else "")
             over = short_transport(link, max(_FEWEST_CHARS, width - len(name) - _OTHER_LINK_CHARS))
-            table.add_row(name, over, data_size(link.num_bytes), str(link.num_messages), speed, f"{link.latency_s * 1e6:.0f}")
+            latency = f"{link.latency_s * 1e6:.0f}"
+            table.add_row(name, over, data_size(link.num_bytes), str(link.num_messages), speed, latency)
     return table
 
 

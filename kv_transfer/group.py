@@ -18,7 +18,7 @@ from tandem.errors import TransportError
 Backend = Literal["gloo", "nccl"]
 _dist: Any = dist
 STALL_S = 3.0
-"""A transfer that takes this long, and a second more for every 10 MB, breaks its group: torch.distributed cannot take one
+"""A transfer that takes this long, and a second more for every 10 MB, breaks its group: torch.distributed can take none
 back otherwise."""
 _SLOWEST_BYTES_PER_S = 10e6
 OPEN_TIMEOUT_S = 5.0
