@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -105,10 +106,12 @@ class FaultyTransport:
             self._held.append((link, header, segments, future))
         return future
 
-    def release(self) -> None:
-        """Sends everything that was held back, in order."""
+    def release(self, shuffle: random.Random | None = None) -> None:
+        """Sends everything that was held back, in order or shuffled."""
         with self._lock:
             held, self._held = self._held, []
+        if shuffle is not None:
+            shuffle.shuffle(held)
         for link, header, segments, future in held:
             link.send(header, segments).add_done_callback(lambda sent, future=future: _pass_on(sent, future))
 

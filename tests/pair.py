@@ -35,6 +35,7 @@ from router.view import WorkerView
 from tandem.config import ModelConfig, TransportName
 from tandem.errors import RequestCancelled, TandemError
 from tandem.kv.layout import Dtype
+from tandem.model.executor import Executor
 from tandem.model.torch_executor import TorchExecutor, load_executor
 from tandem.registry import Registry
 from tandem.rpc.authentication import CallGuard
@@ -72,6 +73,8 @@ class PairOptions:
     max_resends: int = 1
     layers_per_message: int = 1
     """Fixed, so that tests know their messages; 0 as measured."""
+    make_executor: Callable[..., Executor] | None = None
+    """Takes `num_blocks` and `allocate`; without one, the model is loaded."""
     decode_fingerprint: str = ""
     """Instead of the true one."""
     router_key: ClusterKey = CLUSTER_KEY
@@ -234,7 +237,11 @@ def _executor(
     model: Path, options: PairOptions, role: Role, transport: Transport
 ) -> tuple[SteppedExecutor, WorkerFacts]:
     num_blocks = options.prefill_blocks if role is Role.PREFILL else options.decode_blocks
-    executor = load(model, num_blocks, options.dtype, transport.allocate)
+    executor: Executor
+    if options.make_executor is not None:
+        executor = options.make_executor(num_blocks=num_blocks, allocate=transport.allocate)
+    else:
+        executor = load(model, num_blocks, options.dtype, transport.allocate)
     executor.cache.slab.fill_(0xFF)  # NaN: nothing may be read before it is written
     config = ModelConfig(source=str(model), block_size=BLOCK_SIZE, dtype=options.dtype)
     return SteppedExecutor(executor), worker_facts(role, config, executor, transport=transport.name)
@@ -396,6 +403,14 @@ class Legs:
         first = [e.first_token.token_id for e in self.prefill.events if e.WhichOneof("event") == "first_token"]
         rest = [e.token.token_id for e in self.decode.events if e.WhichOneof("event") == "token"]
         return first + rest
+
+    def by_position(self) -> dict[int, int]:
+        """The same, by position in the output: where a leg was closed early, some are missing."""
+        tokens = {e.token.position: e.token.token_id for e in self.decode.events if e.WhichOneof("event") == "token"}
+        for event in self.prefill.events:
+            if event.WhichOneof("event") == "first_token":
+                tokens[0] = event.first_token.token_id
+        return tokens
 
     async def errors(self) -> tuple[TandemError | None, TandemError | None]:
         """How prefill and decode leg ended."""

@@ -80,7 +80,7 @@ _LINKS: list[Reading[WorkerStatus]] = [
         (
             "tandem_kv_link_probed_bytes_per_second",
             "gauge",
-            "bytes",
+            "bytes/s",
             "Speed of large messages that was measured when the link was opened.",
         ),
         _links(lambda link: link.probed_bytes_per_s),
