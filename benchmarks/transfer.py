@@ -94,7 +94,7 @@ def _serve(channel: Connection, num_bytes: int) -> None:
     memory = sinks[TRANSPORTS.index("ucx")].memory
     while (layer_bytes := channel.recv()) is not None:
         bare.receive(memory, layer_bytes)
-    for transport in () if arguments.no_pair else transports:
+    for transport in transports:
         transport.close()
     bare.close()
     channel.send(sum(sink.num_errors for sink in sinks))
@@ -252,8 +252,8 @@ def run(*, quick: bool) -> tuple[dict[str, float], dict[str, float], str]:
     bare = _BareUcx()
     bare.connect(bare_address)
     peers = PeerEngines(num_bytes)
-    for name, why in peers.missing.items():
-        print(f"{name} is left out: {why}", file=sys.stderr)
+    for peer, why in peers.missing.items():
+        print(f"{peer} is left out: {why}", file=sys.stderr)
     figures: dict[str, float] = {}
     ratios: dict[str, float] = {}
     for label, size in sizes.items():
@@ -285,8 +285,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write figures and ratios there")
     arguments = parser.parse_args()
     figures, ratios, detail = run(quick=arguments.quick)
-    transports: tuple[TransportName, ...] = ("ucx", "shm")
-    for transport in () if arguments.no_pair else transports:
+    pairs: tuple[TransportName, ...] = () if arguments.no_pair else ("ucx", "shm")
+    for transport in pairs:
         exposed = run_exposed(transport=transport, num_rounds=2 if arguments.quick else 5)
         figures[f"{transport}_exposed_1024_ms"] = exposed["exposed_s"] * 1e3
         figures[f"{transport}_prefill_1024_ms"] = exposed["prefill_s"] * 1e3

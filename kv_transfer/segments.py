@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -44,14 +45,16 @@ def check_segments(segments: Sequence[torch.Tensor], num_bytes: int, device: tor
         raise TransportError(f"segments have {total} bytes, the header says {num_bytes}", param="segments")
 
 
-def walk(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> Iterator[tuple[Bytes, Bytes]]:
+def walk(
+    targets: Sequence[Bytes], sources: Sequence[Bytes], longest: int = _COPY_BYTES
+) -> Iterator[tuple[Bytes, Bytes]]:
     """Pairs of equally long pieces that, copied in order, fill `targets` from `sources` (equal totals)."""
     remaining = iter(sources)
     source = next(remaining, None)
     for target in targets:
         while target.nbytes:
             assert source is not None, "sources are shorter than targets"
-            size = min(target.nbytes, source.nbytes, _COPY_BYTES)
+            size = min(target.nbytes, source.nbytes, longest)
             yield target[:size], source[:size]
             target = target[size:]
             source = source[size:] if size < source.nbytes else next(remaining, None)
@@ -60,7 +63,7 @@ def walk(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> Iterator[tuple[B
 def copy(targets: Sequence[Bytes], sources: Sequence[Bytes], *, with_digest: bool) -> int:
     """Copies with the GIL free; returns the digest of what now lies in `targets`, or 0 when not asked for one."""
     hasher = xxhash.xxh3_64()
-    for target, source in walk(targets, sources):
+    for target, source in walk(targets, sources, _COPY_BYTES if with_digest else sys.maxsize):
         np.copyto(target, source)
         if with_digest:
             hasher.update(target.data)

@@ -13,8 +13,9 @@ import torch
 from tandem.kv.cache import KvCache
 from tandem.model.executor import LayerHook, SequenceSlice
 from tandem.model.spec import ModelSpec
+from tandem.types import BlockId
 
-VOCAB_SIZE = 251
+VOCAB_SIZE = 257
 BLOCK_SIZE = 8
 _LANES = 8
 _PRIME = 65_521
@@ -79,6 +80,12 @@ class HashExecutor:
             if on_layer is not None:
                 on_layer(layer)
         return [None if piece.sampling is None else next_token(self._read(piece)) for piece in batch]
+
+    def write_prompt(self, token_ids: Sequence[int], block_ids: Sequence[BlockId]) -> None:
+        """The KV of the first tokens of a prompt, in all layers."""
+        piece = SequenceSlice(token_ids=token_ids, num_computed=0, block_ids=block_ids, sampling=None)
+        for layer in range(SPEC.num_layers):
+            self._write(layer, piece)
 
     def _write(self, layer: int, piece: SequenceSlice) -> None:
         values = kv_of(piece.token_ids, piece.num_computed, layer)
