@@ -12,6 +12,7 @@ import mmap
 import secrets
 import socket
 import threading
+import time
 from concurrent.futures import Future
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from kv_transfer.collective_link import CollectiveLink
 from kv_transfer.collective_source import CollectiveSource, Writers
 from kv_transfer.collective_wire import READY, TOKEN_BYTES, Address, draw_name, receive_exactly, send_hello
-from kv_transfer.group import OPEN_TIMEOUT_S, SOURCE_RANK, STALL_S, Backend, Group, Groups, open_store
+from kv_transfer.group import OPEN_TIMEOUT_S, SOURCE_RANK, Backend, Group, Groups, open_store
 from kv_transfer.transport import Sink
 from tandem.errors import LinkClosed, TransportError
 from tandem.types import HandoffId, WorkerId
@@ -27,7 +28,8 @@ from tandem.types import HandoffId, WorkerId
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 128
-_JOIN_S = STALL_S + 1.0
+_JOIN_S = 1.0
+"""A thread that waits for a peer which stands still ends by itself later, when its group breaks."""
 
 
 class CollectiveTransport:
@@ -137,10 +139,11 @@ class CollectiveTransport:
         for source in sources:
             source.end()
         self._stop_accepting()
+        deadline = time.monotonic() + _JOIN_S
         for link in links:
-            link.join(_JOIN_S)
+            link.join(deadline)
         for source in sources:
-            source.join(_JOIN_S)
+            source.join(deadline)
         self._groups.close()
         del self._store
 

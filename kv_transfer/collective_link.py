@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -92,11 +93,11 @@ class CollectiveLink:
             self._waiting.put(None)
             self._on_closed(self)
 
-    def join(self, timeout_s: float) -> None:
-        """Waits for the threads: a send to a peer that stands still ends when its group's patience does."""
+    def join(self, deadline_s: float) -> None:
+        """Waits for the threads until `deadline_s` of the monotonic clock."""
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout_s)
+                thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _send_all(self) -> None:
         try:

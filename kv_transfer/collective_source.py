@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -97,10 +98,10 @@ class CollectiveSource:
         except OSError:
             pass  # the peer was quicker
 
-    def join(self, timeout_s: float) -> None:
-        """Waits for the thread."""
+    def join(self, deadline_s: float) -> None:
+        """Waits for the thread until `deadline_s` of the monotonic clock."""
         if self._thread is not None:
-            self._thread.join(timeout_s)
+            self._thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _run(self, token: bytes, open_group: OpenGroup) -> None:
         try:
