@@ -22,10 +22,13 @@ from cluster.ray_environment import new_token, prepare_environment
 from cluster.ray_node import GRACE_S, RayNode
 from cluster.ray_node_settings import LOOPBACK_IP, NodeOffer, RayStorage
 from tandem.errors import ConfigError
+from tandem.redis_access import redis_password
+from tandem.tasks import cancel_all
 from tandem.types import Role
 
 logger = logging.getLogger(__name__)
 
+_RECORD_PERIOD_S = 5.0
 AMPLE_SLOTS = 1024
 """Workers of each pool that a node has room for unless told: pools may grow far beyond their first sizes."""
 
@@ -44,6 +47,16 @@ class HeadOptions:
     """Workers of each pool that run on the head itself."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Topology labels of the head's node."""
+    has_router: bool = True
+    """A router runs beside the head."""
+    hands_over: bool = False
+    """Ending it leaves nodes and workers to the next head, as losing it does."""
+    sizes_file: str = ""
+    """A file with the sizes of the pools; see `sizes_file.py`. Empty: none."""
+
+    def __post_init__(self) -> None:
+        if self.hands_over and not self.joinable:
+            raise ConfigError("a head that nobody joins has nothing to hand over")
 
     @property
     def is_loopback(self) -> bool:
@@ -64,6 +77,7 @@ class RayHead:
         self._cluster = cluster
         self._node = RayNode(log=log)
         self._records: HeadRecords | None = None
+        self._record: HeadRecord | None = None
         self._storage: RayStorage | None = None
 
     async def start(self, redis_url: str, *, is_external: bool) -> str:
@@ -73,10 +87,12 @@ class RayHead:
             raise ConfigError(
                 "nodes of other machines need a Redis that they reach: give --redis-url", param="registry.redis_url"
             )
+        if options.hands_over and not is_external:
+            raise ConfigError("a head that hands over needs a Redis that outlives it", param="registry.redis_url")
         lost = None
         if options.joinable:
             self._records = HeadRecords(redis_url, cluster=self._cluster)
-            self._storage = RayStorage.from_url(redis_url) if is_external else None
+            self._storage = RayStorage.from_url(redis_url, password=redis_password()) if is_external else None
             lost = await self._records.get()
         token = lost.token if lost is not None else new_token()
         prepare_environment(token=token, storage_namespace=self._cluster if self._storage is not None else "")
@@ -84,18 +100,33 @@ class RayHead:
         offer = NodeOffer(node_ip=options.node_ip, resources=slot_resources(options.slots), labels=options.labels)
         address = await self._node.start_head(offer, port=port, storage=self._storage)
         if self._records is not None:
-            await self._records.put(HeadRecord(address=address.head, token=token))
+            self._record = HeadRecord(address=address.head, token=token)
+            await self._records.put(self._record)
         return address.head
 
     async def supervise(self, note: Callable[[str], None]) -> None:
         """Starts it again, at its address, whenever it dies; until cancelled."""
-        await self._node.supervise(note)
+        keeping = asyncio.create_task(self._keep_record())
+        try:
+            await self._node.supervise(note)
+        finally:
+            await cancel_all([keeping])
+
+    async def _keep_record(self) -> None:
+        """Redis may lose its memory: then it is told again where the head is."""
+        while self._records is not None and self._record is not None:
+            try:
+                if await self._records.get() is None:
+                    await self._records.put(self._record)
+            except RedisError as exc:
+                logger.debug("nothing is known of the head's record, Redis is away: %s", exc)
+            await asyncio.sleep(_RECORD_PERIOD_S)
 
     async def stop(self, *, timeout_s: float = GRACE_S) -> list[str]:
-        """Ends it, and with it the cluster. Returns processes that had to be killed. Idempotent."""
+        """Ends it and, unless it hands over, the cluster. Returns processes that had to be killed. Idempotent."""
         await self._say_ended()
         killed = await self._node.stop(timeout_s=timeout_s)
-        if self._storage is not None:
+        if self._storage is not None and not self._options.hands_over:
             storage, self._storage = self._storage, None
             await asyncio.to_thread(_forget, storage, self._cluster)
         return killed
@@ -105,7 +136,8 @@ class RayHead:
         if records is None:
             return
         try:
-            await records.end()
+            if not self._options.hands_over:
+                await records.end()
         except RedisError as exc:
             logger.warning("the cluster's nodes were not told of its end, Redis is away: %s", exc)
         finally:

@@ -7,27 +7,32 @@ order: the router drains first, so that no request loses its workers.
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import shutil
+import socket
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from cluster.cluster_info import ClusterInfo
 from cluster.controller_process import ControllerProcess
 from cluster.embedded_redis import EmbeddedRedis, check_redis
-from cluster.events import Phase, Progress, SilentProgress, WorkerInfo
+from cluster.events import ModelInfo, Phase, Progress, SilentProgress, WorkerInfo
 from cluster.head import HeadOptions, RayHead
+from cluster.patience import PATIENCE_S, patiently
 from cluster.pools import WORKER_CLASSES
+from cluster.process_settings import ProcessSettings
 from cluster.processes import kill_children, make_temp_dir
 from cluster.ray_node import GRACE_S
-from cluster.router_process import ROUTER_COMMAND, RouterEndpoints, RouterProcess
+from cluster.router_process import NO_ENDPOINTS, ROUTER_COMMAND, RouterEndpoints, RouterProcess
 from tandem.config import ClusterConfig
 from tandem.errors import ClusterError
 from tandem.key_source import provide_key
+from tandem.redis_access import PASSWORD_VARIABLE
 from tandem.types import Role
 
 A = TypeVar("A")
@@ -39,27 +44,6 @@ _END_MARGIN_S = 25.0
 """Time, beyond the drain, in which workers must have ended."""
 _ABANDON_S = 1.5
 """The same for a start that is given up: what has not ended by then is killed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterInfo:
-    """A running cluster, as the ready file has it. `startup` holds phases that overlap; seconds from the start.
-
-    `head` is where other nodes join. With a head that others may join, `workers` is empty: it is up without any.
-    """
-
-    grpc: str
-    http: str
-    redis: str
-    head: str
-    workers: tuple[WorkerInfo, ...]
-    startup: tuple[Phase, ...]
-    router_startup: dict[str, float]
-    total_s: float
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(asdict(self), indent=2) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +95,7 @@ class ClusterLauncher:
         self._watchers: list[asyncio.Task[None]] = []
         self._phases: list[Phase] = []
         self._began = 0.0
+        self._model: ModelInfo | None = None
         self._run_dir: Path | None = None
 
     async def __aenter__(self) -> ClusterInfo:
@@ -152,27 +137,32 @@ class ClusterLauncher:
             startup=tuple(self._phases),
             router_startup=endpoints.startup,
             total_s=time.monotonic() - self._began,
+            model=self._model,
         )
 
     async def _start_redis(self) -> str:
         async with self._phase("Redis"):
             url = self._config.registry.redis_url
             if url:
-                await check_redis(url)
+                patience_s = PATIENCE_S if self._head_options.joinable else 0.0
+                await patiently(lambda: check_redis(url), self._progress.note, patience_s=patience_s)
                 return url
+            os.environ.pop(PASSWORD_VARIABLE, None)  # for some other server: this one has none
             self._redis = EmbeddedRedis()
             await self._redis.start()
             return self._redis.url
 
     async def _start_router(self, redis_url: str) -> RouterEndpoints:
         assert self._run_dir is not None
+        if not self._head_options.has_router:
+            return NO_ENDPOINTS
         log = None if self._verbose else self._run_dir / "router.log"
         self._router = RouterProcess(self._config, redis_url=redis_url, log=log, command=self._parts.router_command)
         async with self._phase("router: process, imports, ports"):
             endpoints = await self._router.start()
         if not self._head_options.joinable:
             async with self._phase("router: waiting for workers"):
-                await self._router.serving()
+                self._model = await self._router.serving()
         return endpoints
 
     async def _start_pools(self, redis_url: str) -> list[WorkerInfo]:
@@ -182,14 +172,8 @@ class ClusterLauncher:
         self._ray = RayHead(options, cluster=self._config.cluster, log=log)
         async with self._phase("Ray"):
             self._ray_address = await self._ray.start(redis_url, is_external=self._redis is None)
-        self._controller = ControllerProcess(
-            self._config,
-            redis_url=redis_url,
-            ray_address=self._ray_address,
-            worker_host="" if options.joinable else WORKER_HOST,
-            classes=self._parts.worker_classes,
-            log=None if self._verbose else self._run_dir / "controller.log",
-        )
+        log = None if self._verbose else self._run_dir / "controller.log"
+        self._controller = ControllerProcess(self._controller_settings(redis_url), log=log)
         if options.joinable:
             await self._controller.start()
             return []
@@ -197,15 +181,29 @@ class ClusterLauncher:
             await self._controller.start()
             return await self._controller.workers_ready(self._worker_ready)
 
+    def _controller_settings(self, redis_url: str) -> ProcessSettings:
+        options = self._head_options
+        return ProcessSettings(
+            config=self._config,
+            redis_url=redis_url,
+            ray_address=self._ray_address,
+            worker_host="" if options.joinable else WORKER_HOST,
+            classes=self._parts.worker_classes,
+            holder=f"{socket.gethostname()}-{os.getpid()}",
+            sizes_file=options.sizes_file,
+            metrics_host=options.node_ip if options.joinable else WORKER_HOST,
+        )
+
     def _worker_ready(self, info: WorkerInfo) -> None:
         self._progress.note(f"worker {info.worker_id} is ready at {info.address}")
 
     def _watch(self) -> None:
         assert self._controller is not None
-        assert self._router is not None
         assert self._ray is not None
         note = self._progress.note
-        watching = [self._ray.supervise(note), self._controller.watch(note), self._router.supervise(note)]
+        watching = [self._ray.supervise(note), self._controller.watch(note)]
+        if self._router is not None:
+            watching.append(self._router.supervise(note))
         if self._redis is not None:
             watching.append(self._redis.supervise(note))
         self._watchers = [asyncio.create_task(watcher) for watcher in watching]
@@ -237,7 +235,7 @@ class ClusterLauncher:
         drain_s = self._config.drain_timeout_s
         killed: list[str] = []
         try:
-            killed += await self._stop_router(timeout_s=drain_s + 2.0)
+            killed += await self._stop_router(timeout_s=self._config.router.linger_s + drain_s + 2.0)
         finally:
             killed += await self._stop_pools(end_s=drain_s + _END_MARGIN_S, drain=drain_s > 0)
         return killed
@@ -265,7 +263,8 @@ class ClusterLauncher:
         killed = []
         try:
             if controller is not None:
-                ended = await controller.end_workers(timeout_s=end_s, drain=drain)
+                hands_over = self._head_options.hands_over
+                ended = hands_over or await controller.end_workers(timeout_s=end_s, drain=drain)
                 if not await controller.stop(timeout_s=min(5.0, end_s)) or not ended:
                     killed.append("controller")
         finally:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import typer
 
+from cluster.cluster_info import ClusterInfo
 from cluster.console import make_console
 from cluster.display import ConsoleProgress
 from cluster.head import HeadOptions, slot_resources
-from cluster.launch import ClusterInfo, ClusterLauncher
+from cluster.launch import ClusterLauncher
 from cluster.member import Member, MemberInfo
 from cluster.ray_node_settings import NodeOffer
 from cluster.serve import serve
@@ -32,7 +33,7 @@ def parse_labels(words: Sequence[str]) -> dict[str, str]:
 
 
 def run_head(config: ClusterConfig, options: HeadOptions, *, ready_file: Path | None, verbose: bool) -> None:
-    """Starts Redis (unless one is given), a head, controller and router; serves until a signal. Raises TandemError."""
+    """Starts Redis (unless one is given), head, controller and perhaps a router; until a signal. Raises TandemError."""
     console = make_console(stderr=True)
     with ConsoleProgress(console) as progress:
 
@@ -54,13 +55,20 @@ def run_head(config: ClusterConfig, options: HeadOptions, *, ready_file: Path | 
 def _print_head(info: ClusterInfo, cluster: str) -> None:
     name = "" if cluster == ClusterConfig().cluster else f" --cluster {cluster}"
     typer.echo(f"head is up after {info.total_s:.1f} s at {info.head}")
-    typer.echo(f"gRPC   {info.grpc}")
-    typer.echo(f"HTTP   {info.http}")
+    if info.grpc:
+        typer.echo(f"gRPC   {info.grpc}")
+        typer.echo(f"HTTP   {info.http}")
     typer.echo(f"join   tandem start --address {info.head} --redis-url {info.redis}{name}")
 
 
 def run_member(
-    config: ClusterConfig, offer: NodeOffer, *, address: str, ready_file: Path | None, verbose: bool
+    config: ClusterConfig,
+    offer: NodeOffer,
+    *,
+    address: str,
+    metrics_port: int | None,
+    ready_file: Path | None,
+    verbose: bool,
 ) -> None:
     """Joins the head at `address`; stays until a signal or the cluster's end. Raises TandemError."""
     console = make_console(stderr=True)
@@ -71,13 +79,17 @@ def run_member(
     async def on_ready(info: MemberInfo) -> None:
         slots = json.dumps(dict(offer.resources))
         typer.echo(f"joined {info.head} after {info.total_s:.1f} s as {info.node_ip}, offering {slots}")
+        if info.metrics:
+            typer.echo(f"metrics of its workers at {info.metrics}")
 
     def on_stop(has_joined: bool) -> None:
         does = "leaving: this node's workers move elsewhere" if has_joined else "stopping"
         note(f"{does}; once more to end at once")
 
     async def run() -> None:
-        member = Member(config, address=address, offer=offer, note=note, verbose=verbose)
+        member = Member(
+            config, address=address, offer=offer, note=note, metrics_port=metrics_port, verbose=verbose
+        )
         await serve(
             member,
             ready_file=ready_file,

@@ -7,6 +7,7 @@
     |   +-- ModelNotFound            no such model here
     |   +-- RequestNotFound          cancel of a request that does not run here
     |   +-- DuplicateRequest         the request id is in use
+    +-- Unauthenticated              no API key, or an unknown one
     +-- Overloaded                   no room now; try again later
     +-- WorkerUnavailable            a worker died, drained or could not be reached
     +-- DeadlineExceeded             the request's time is up
@@ -17,7 +18,7 @@
     +-- TransportError               bytes could not be moved
     |   +-- LinkClosed               the link was closed, by us or because the peer died
     |   +-- LinkTooSlow              the link is slower than transfer.min_gbps, and transfer.strict refuses it
-    +-- Unauthenticated              a call to a worker does not carry this cluster's code
+    +-- ForeignCall                  a call to a worker does not carry this cluster's code
     +-- ConfigError                  a configuration value is wrong
     +-- ModelLoadError               weights, tokenizer or model config cannot be used
     +-- ClusterError                 processes could not be started or stopped
@@ -65,6 +66,10 @@ class DuplicateRequest(RequestError):
     code = "duplicate_request"
 
 
+class Unauthenticated(TandemError):
+    code = "invalid_api_key"
+
+
 class Overloaded(TandemError):
     code = "overloaded"
 
@@ -105,8 +110,8 @@ class LinkTooSlow(TransportError):
     code = "link_too_slow"
 
 
-class Unauthenticated(TandemError):
-    code = "unauthenticated"
+class ForeignCall(TandemError):
+    code = "foreign_call"
 
 
 class ConfigError(TandemError):
@@ -144,6 +149,9 @@ WIRE_STATUS: dict[type[TandemError], WireStatus] = {
     ModelNotFound: _MISSING,
     RequestNotFound: _MISSING,
     DuplicateRequest: WireStatus(grpc="ALREADY_EXISTS", http=409, openai_type="invalid_request_error", retryable=False),
+    Unauthenticated: WireStatus(
+        grpc="UNAUTHENTICATED", http=401, openai_type="invalid_request_error", retryable=False
+    ),
     Overloaded: WireStatus(grpc="RESOURCE_EXHAUSTED", http=429, openai_type="rate_limit_error", retryable=True),
     WorkerUnavailable: _UNAVAILABLE,
     DeadlineExceeded: WireStatus(grpc="DEADLINE_EXCEEDED", http=504, openai_type="timeout_error", retryable=True),
@@ -154,7 +162,7 @@ WIRE_STATUS: dict[type[TandemError], WireStatus] = {
     TransportError: _UNAVAILABLE,
     LinkClosed: _UNAVAILABLE,
     LinkTooSlow: _UNAVAILABLE,
-    Unauthenticated: WireStatus(grpc="UNAUTHENTICATED", http=500, openai_type="server_error", retryable=False),
+    ForeignCall: WireStatus(grpc="UNAUTHENTICATED", http=500, openai_type="server_error", retryable=False),
     ConfigError: _INTERNAL,
     ModelLoadError: _INTERNAL,
     ClusterError: _INTERNAL,

@@ -32,9 +32,11 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "prefix_store": ("kv", "config", "types", "errors"),
     "secret": ("errors",),
     "key_source": ("secret", "config", "errors"),
-    "rpc": ("secret", "kv", "config", "types", "errors"),
-    "registry": ("config", "types", "errors"),
-    "pool_state": ("config", "types", "errors"),
+    "rpc": ("file_stamp", "secret", "kv", "config", "types", "errors"),
+    "redis_access": ("errors",),
+    "file_stamp": (),
+    "registry": ("redis_access", "config", "types", "errors"),
+    "pool_state": ("redis_access", "config", "types", "errors"),
     "observability": ("rpc", "config", "types", "errors"),
     "tasks": (),
     "worker": (
@@ -51,6 +53,8 @@ PURE = (
     "tandem/kv/layout.py",
     "tandem/kv/hashing.py",
     "tandem/kv/block_pool.py",
+    "tandem/kv/eviction.py",
+    "tandem/kv/prefix_directory.py",
     "tandem/kv/prefix_index.py",
     "tandem/kv/tiering.py",
     "tandem/model/spec.py",
@@ -76,6 +80,7 @@ PURE = (
     "cluster/scaling.py",
     "cluster/pool_memory.py",
     "cluster/events.py",
+    "cluster/fabric.py",
     "cluster/ray_node_settings.py",
 )
 """Modules that decide: standard library only, without clock, threads, environment or global randomness.

@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from tandem.errors import Unauthenticated
+from tandem.errors import ForeignCall
 from tandem.rpc.status import abort
 from tandem.secret import ClusterKey, ReplayGuard, same
 
@@ -58,28 +58,28 @@ class CallGuard(grpc.aio.ServerInterceptor):
         metadata: Mapping[str, Any] = dict(details.invocation_metadata or ())
         try:
             self.check(details.method, str(metadata.get(AUTH_KEY, "")))
-        except Unauthenticated as error:
+        except ForeignCall as error:
             return _refusal(handler, error)
         return handler
 
     def check(self, method: str, code: str) -> None:
-        """Uses a code up. Raises Unauthenticated."""
+        """Uses a code up. Raises ForeignCall."""
         now = self._clock()
         if not code:
-            raise Unauthenticated(f"a call of {method} without this cluster's code")
+            raise ForeignCall(f"a call of {method} without this cluster's code")
         expiry, _, rest = code.partition(".")
         nonce, _, mac = rest.partition(".")
         if not same(_mac(self._key, method, self.address, expiry, nonce).encode(), mac.encode()):
-            raise Unauthenticated(f"a call of {method} with a code of another cluster, or not for {self.address}")
+            raise ForeignCall(f"a call of {method} with a code of another cluster, or not for {self.address}")
         expires_s = int(expiry) / 1000
         if not now - LIFETIME_S < expires_s <= now + 2 * LIFETIME_S:
             age_s = now - expires_s
-            raise Unauthenticated(f"a call of {method} whose code expired {age_s:.1f} s ago; do the clocks agree?")
+            raise ForeignCall(f"a call of {method} whose code expired {age_s:.1f} s ago; do the clocks agree?")
         if not self._used.use(nonce.encode(), expires_s=expires_s + LIFETIME_S, now=now):
-            raise Unauthenticated(f"a call of {method} with a code that was used before")
+            raise ForeignCall(f"a call of {method} with a code that was used before")
 
 
-def _refusal(handler: Handler, error: Unauthenticated) -> Handler:
+def _refusal(handler: Handler, error: ForeignCall) -> Handler:
     """A handler of the same shape that only refuses."""
 
     async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:

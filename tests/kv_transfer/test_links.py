@@ -1,115 +1,112 @@
-"""Links are measured when they are opened; a slow one is said, or refused; auto takes one that works."""
+"""The table of links over real shared-memory transports: one for each address, few for each worker."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 
-from kv_transfer.auto import AutoTransport
-from kv_transfer.links import LinkTable
-from kv_transfer.loopback import ShmTransport
-from kv_transfer.probe import ProbeSink
-from kv_transfer.transport import Transport
+from kv_transfer.links import MAX_LINKS_PER_WORKER, LinkTable
+from kv_transfer.transport import MessageHeader, Transport
 from kv_transfer.transports import make_transport
-from tandem.errors import LinkTooSlow, TransportError
-from tandem.types import WorkerId
-from tests.kv_transfer.peers import TIMEOUT_S, RecordingSink, make_header
+from tandem.errors import LinkClosed, TransportError
+from tandem.types import Epoch, HandoffId, WorkerId
 
-PEER = WorkerId("decode-0")
-IMPOSSIBLE_GBPS = 1e6
+DECODE = WorkerId("decode-0")
+
+
+class TakesNothing:
+    """A sink to which every message is unknown."""
+
+    def place(self, header: MessageHeader) -> None:
+        return None
+
+    def landed(self, header: MessageHeader, error: TransportError | None) -> None:
+        raise AssertionError("nothing was placed")
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Transport, Transport, RecordingSink]]:
-    source, destination = (ShmTransport(worker_id=WorkerId(name)) for name in ("source", "destination"))
-    sink = RecordingSink(destination.allocate(1000))
-    destination.serve(ProbeSink(sink, destination))
-    yield source, destination, sink
-    source.close()
-    destination.close()
+def lives() -> Iterator[list[Transport]]:
+    """One worker's transports over several lives, each at an address of its own."""
+    with ExitStack() as stack:
+        transports = [
+            stack.enter_context(closing(make_transport("shm", worker_id=DECODE)))
+            for _ in range(MAX_LINKS_PER_WORKER + 2)
+        ]
+        for transport in transports:
+            transport.serve(TakesNothing())
+        yield transports
 
 
-def test_a_link_is_measured_once_and_its_probe_is_nobodys_traffic(
-    ends: tuple[Transport, Transport, RecordingSink],
-) -> None:
-    source, destination, sink = ends
-
-    async def body() -> None:
-        links = LinkTable(source)
-        link, speed = await links.get(PEER, destination.address())
-        assert speed.bytes_per_s > 0
-        assert speed.latency_s > 0
-        assert await links.get(PEER, destination.address()) == (link, speed)
-        memory = source.allocate(1000)
-        link.send(make_header([memory]), [memory]).result(TIMEOUT_S)
-        [known] = links.links()
-        assert (known.stats().num_messages, known.stats().num_bytes) == (1, 1000)
-        assert not known.slow
-        links.close()
-
-    asyncio.run(body())
-    assert len(sink.placed) == 1
+@pytest.fixture
+def source() -> Iterator[Transport]:
+    with closing(make_transport("shm", worker_id=WorkerId("prefill-0"))) as transport:
+        yield transport
 
 
-def test_a_link_below_the_floor_is_used_and_said(
-    ends: tuple[Transport, Transport, RecordingSink], caplog: pytest.LogCaptureFixture
-) -> None:
-    source, destination, _ = ends
-
-    async def body() -> None:
-        links = LinkTable(source, min_gbps=IMPOSSIBLE_GBPS)
-        await links.get(PEER, destination.address())
-        assert [known.slow for known in links.links()] == [True]
-        links.close()
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(body())
-    assert "slow link: shm (memfd) to decode-0" in caplog.text
-
-
-def test_a_link_below_the_floor_is_refused_when_strict(ends: tuple[Transport, Transport, RecordingSink]) -> None:
-    source, destination, _ = ends
-
-    async def body() -> None:
-        links = LinkTable(source, min_gbps=IMPOSSIBLE_GBPS, strict=True)
-        with pytest.raises(LinkTooSlow, match=r"transfer\.strict"):
-            await links.get(PEER, destination.address())
-        assert links.links() == []
-
-    asyncio.run(body())
-
-
-class Unreachable(ShmTransport):
-    """Serves, but nobody gets through to it."""
-
-    name = "ucx"
-
-    def connect(self, address: bytes) -> None:  # type: ignore[override]
-        raise TransportError("no route")
-
-
-def test_auto_goes_without_a_transport_that_does_not_reach_the_peer() -> None:
-    here, there = (
-        AutoTransport({"ucx": Unreachable(worker_id=name), "shm": make_transport("shm", worker_id=name)})
-        for name in (WorkerId("here"), WorkerId("there"))
+def header() -> MessageHeader:
+    return MessageHeader(
+        handoff_id=HandoffId("0" * 32), epoch=Epoch(1), layer=0, first_block=0, num_blocks=1, num_bytes=8, digest=0
     )
-    try:
-        there.serve(RecordingSink(there.allocate(10)))
-        assert here.connect(there.address()).transport == "shm"
-    finally:
-        here.close()
-        there.close()
 
 
-def test_auto_says_why_no_transport_joins_two_workers() -> None:
-    here, there = (AutoTransport({"ucx": Unreachable(worker_id=WorkerId(name))}) for name in ("here", "there"))
-    try:
-        there.serve(RecordingSink(there.allocate(10)))
-        with pytest.raises(TransportError, match="ucx: no route"):
-            here.connect(there.address())
-    finally:
-        here.close()
-        there.close()
+def test_an_address_has_one_link_however_often_and_at_once_it_is_asked_for(
+    source: Transport, lives: list[Transport]
+) -> None:
+    async def scenario() -> None:
+        table = LinkTable(source)
+        address = lives[0].address()
+        links = await asyncio.gather(*(table.get(DECODE, address) for _ in range(5)))
+        assert len({id(link) for link, _ in links}) == 1
+        table.close()
+
+    asyncio.run(scenario())
+
+
+def test_links_to_the_earlier_lives_of_a_worker_are_closed_and_others_are_not(
+    source: Transport, lives: list[Transport]
+) -> None:
+    async def scenario() -> None:
+        table = LinkTable(source)
+        other, _ = await table.get(WorkerId("decode-1"), lives[0].address())
+        links = [(await table.get(DECODE, life.address()))[0] for life in lives[1:]]
+        memory = [source.allocate(8)]
+        with pytest.raises(LinkClosed):
+            links[0].send(header(), memory).result(5)
+        for link in [other, *links[1:]]:
+            link.send(header(), memory).result(5)
+        assert [known.worker_id for known in table.links()] == ["decode-1", *[DECODE] * MAX_LINKS_PER_WORKER]
+        table.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_link_that_was_dropped_is_opened_anew(source: Transport, lives: list[Transport]) -> None:
+    async def scenario() -> None:
+        table = LinkTable(source)
+        first, _ = await table.get(DECODE, lives[0].address())
+        table.drop(first)
+        table.drop(first)
+        assert table.links() == []
+        second, _ = await table.get(DECODE, lives[0].address())
+        assert second is not first
+        second.send(header(), [source.allocate(8)]).result(5)
+        table.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_address_where_nobody_serves_opens_no_link(source: Transport) -> None:
+    async def scenario() -> None:
+        table = LinkTable(source)
+        gone = make_transport("shm", worker_id=DECODE)
+        gone.serve(TakesNothing())
+        address = gone.address()
+        gone.close()
+        with pytest.raises(TransportError):
+            await table.get(DECODE, address)
+        assert table.links() == []
+
+    asyncio.run(scenario())

@@ -10,7 +10,7 @@ import grpc
 import pytest
 import torch
 
-from tandem.errors import TandemError, TicketRefused, Unauthenticated
+from tandem.errors import ForeignCall, TandemError, TicketRefused
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.secret import ClusterKey
@@ -96,9 +96,9 @@ def test_a_message_with_anothers_code_is_not_written(gqa: Path, transport: str) 
 def test_a_router_of_another_cluster_is_refused_by_both_workers(gqa: Path) -> None:
     async def foreign() -> None:
         async with running_pair(gqa, PairOptions(router_key=OTHER_KEY)) as pair:
-            with pytest.raises(Unauthenticated):
+            with pytest.raises(ForeignCall):
                 await pair.run(PROMPT)
-            assert type(await Legs(pair, PROMPT).open_prefill().error()) is Unauthenticated
+            assert type(await Legs(pair, PROMPT).open_prefill().error()) is ForeignCall
 
     asyncio.run(foreign())
 

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tandem.errors import Unauthenticated
+from tandem.errors import ForeignCall
 from tandem.rpc.authentication import AUTH_KEY, LIFETIME_S, CallGuard, SignedChannel, call_code
 from tandem.rpc.client import open_channel
 from tandem.rpc.server import RpcServer, start_server
@@ -93,7 +93,7 @@ def test_other_calls_are_refused_in_every_shape(key: ClusterKey | None) -> None:
             async with plain if key is None else SignedChannel(plain, key=key, address=server.address) as channel:
                 return await call_every_shape(channel)
 
-    assert [type(error) for error in asyncio.run(body())] == [Unauthenticated] * 3
+    assert [type(error) for error in asyncio.run(body())] == [ForeignCall] * 3
 
 
 def test_health_needs_no_code() -> None:
@@ -116,7 +116,7 @@ def test_a_code_is_good_once() -> None:
 
     first, second = asyncio.run(body())
     assert first is None
-    assert isinstance(second, Unauthenticated)
+    assert isinstance(second, ForeignCall)
     assert "used before" in second.message
 
 
@@ -140,6 +140,6 @@ def made(method: str = METHOD, address: str = "here:1", now: float = 1000.0) -> 
 def test_a_code_for_something_else_is_refused(code: Callable[[], str], why: str) -> None:
     guard = CallGuard(CLUSTER_KEY, clock=lambda: 1000.0)
     guard.address = "here:1"
-    with pytest.raises(Unauthenticated, match=why):
+    with pytest.raises(ForeignCall, match=why):
         guard.check(METHOD, code())
     guard.check(METHOD, made())
