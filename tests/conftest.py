@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ settings.load_profile("suite")  # the same examples each time; `make fuzz` looks
 PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 if PARALLEL:  # temporary directories of its own, so that what is found there is ours, and its share of the cores
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t-")
+    Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=-1000)  # after multiprocessing's own
     torch.set_num_threads(1)
 
 WHOLE_MACHINE = (
@@ -94,12 +96,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         module = item.nodeid.partition("::")[0]
         group = "machine" if module.startswith(WHOLE_MACHINE) else module
         item.add_marker(pytest.mark.xdist_group(group))
-
-
-def pytest_sessionfinish() -> None:
-    """Takes the worker's own directory away; what a module leaves in it has been told by then."""
-    if PARALLEL:
-        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
