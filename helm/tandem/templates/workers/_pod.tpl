@@ -80,7 +80,7 @@ env:
   {{- toYaml . | nindent 2 }}
   {{- end }}
 ports:
-  - {name: metrics, containerPort: {{ .shape.metricsPort }}}
+  - {name: tandem-metrics, containerPort: {{ .shape.metricsPort }}}
 resources:
   {{- include "tandem.workerResources" . | nindent 2 }}
 securityContext:
@@ -90,7 +90,7 @@ securityContext:
 lifecycle:
   preStop:
     exec:
-      command: [sh, -c, 'exec tandem drain-node --redis-url "$TANDEM_REDIS_URL" --node-ip "$POD_IP" --timeout {{ include "tandem.leaveSeconds" $root }}']
+      command: [sh, -c, 'exec tandem drain-node --config /etc/tandem/config.yaml --redis-url "$TANDEM_REDIS_URL" --node-ip "$POD_IP" --timeout {{ include "tandem.leaveSeconds" $root }}']
 {{- end }}
 volumeMounts:
   {{- include "tandem.workerMounts" (dict "root" $root "shape" .shape) | nindent 2 }}

@@ -23,5 +23,5 @@ readinessProbe:
 
 {{- define "tandem.probe" -}}
 exec:
-  command: [sh, -c, 'exec tandem probe --redis-url "$TANDEM_REDIS_URL" --node-ip "$POD_IP" --for {{ . }}']
+  command: [sh, -c, 'exec tandem probe --config /etc/tandem/config.yaml --redis-url "$TANDEM_REDIS_URL" --node-ip "$POD_IP" --for {{ . }}']
 {{- end -}}
