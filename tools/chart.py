@@ -1,4 +1,5 @@
-"""What is generated for the Helm chart: its values' schema, the list of configuration fields, the page of values.
+"""What is generated for the Helm chart: its values' schema, the list of configuration fields, the page
+of values, the dashboards.
 
 `python -m tools.chart` writes them, with `--check` it only says whether they are up to date (exit status 1).
 """
@@ -16,11 +17,13 @@ import yaml
 
 from tandem.config import ClusterConfig
 from tools.chart_page import page
+from tools.dashboards import dashboard
 from tools.docstrings import field_docstrings
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm" / "tandem"
 SOURCE = ROOT / "helm" / "values.schema.yaml"
+DASHBOARDS = ROOT / "helm" / "dashboards.yaml"
 
 SET_BY_CHART = frozenset(
     {
@@ -97,10 +100,12 @@ def generated() -> dict[Path, str]:
     """Every generated file and its text."""
     schema = values_schema()
     values = yaml.safe_load((CHART / "values.yaml").read_text())
+    dashboards = yaml.safe_load(DASHBOARDS.read_text())
     return {
         CHART / "values.schema.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n",
         CHART / "files" / "config-fields.txt": "\n".join(sorted(config_fields())) + "\n",
         ROOT / "docs" / "helm-values.md": page(schema, values),
+        **{CHART / "dashboards" / f"{name}.json": dashboard(name, source) for name, source in dashboards.items()},
     }
 
 
@@ -109,13 +114,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write what is generated for the Helm chart.")
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     check = parser.parse_args().check
-    stale = [path for path, text in generated().items() if not path.exists() or path.read_text() != text]
-    for path in stale:
+    stale = {path: text for path, text in generated().items() if not path.exists() or path.read_text() != text}
+    for path, text in stale.items():
         if check:
             print(f"{path.relative_to(ROOT)} is stale; run: python -m tools.chart")
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(generated()[path])
+            path.write_text(text)
     return 1 if check and stale else 0
 
 
