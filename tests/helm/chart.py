@@ -52,7 +52,7 @@ def render(*values: Mapping[str, Any], revision: int = 1, directory: Path = CHAR
     objects = []
     for path, text in texts.items():
         if not path.endswith("NOTES.txt"):
-            objects += [document for document in yaml.safe_load_all(text) if document]
+            objects += [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
     return sorted(objects, key=lambda o: (o["kind"], o["metadata"]["name"]))
 
 
