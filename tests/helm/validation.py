@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from referencing import Registry, Resource
 
 from tests.helm.chart import ROOT, Object, pods
 
@@ -42,13 +44,28 @@ def _type(o: Object) -> str:
 
 
 def _built_in(o: Object, *, version: str) -> list[str]:
-    try:
-        kubernetes_validate.validate(o, version, strict=True)
-    except kubernetes_validate.ValidationError as exc:
-        return [f"{'.'.join(map(str, exc.path))}: {exc.message}"]
-    except kubernetes_validate.SchemaNotFoundError as exc:
-        return [f"no schema of {_type(o)}: {exc.message}"]
-    return []
+    group, _, rest = o["apiVersion"].rpartition("/")
+    name = f"{o['kind'].lower()}-{group.split('.')[0]}{'-' if group else ''}{rest}.json"
+    schema = _kubernetes_file(version, name)
+    return [f"no schema of {_type(o)}"] if schema is None else _errors(_kubernetes(version, name), o)
+
+
+@functools.cache
+def _kubernetes(version: str, name: str) -> jsonschema.Draft202012Validator:
+    """The package's own `validate` reads all definitions again for each object, which takes most of a test's time."""
+    return jsonschema.Draft202012Validator(_kubernetes_file(version, name), registry=_definitions(version))
+
+
+@functools.cache
+def _definitions(version: str) -> Registry[Any]:
+    return Resource.from_contents(_kubernetes_file(version, "_definitions.json")) @ Registry()
+
+
+def _kubernetes_file(version: str, name: str) -> Any:
+    base = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
+    (directory,) = base.glob(f"v{version}.*-local-strict")
+    path = directory / name
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def _slim(o: Object) -> list[str]:
