@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from cluster.echo_group import EchoGroup
+from cluster.node_commands import probe
+from cluster.options import ConfigOption, JsonOption
 from cluster.pool_commands import drain, restart, scale
+from cluster.router_command import router
 from cluster.serve import StoppedBySignal
 from cluster.start_command import start
 from tandem.errors import ConfigError, TandemError
@@ -40,7 +43,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="YAML or JSON file; options override it.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="A known model's name, a .gguf file or a directory.")]
 PrefillOption = Annotated[int | None, typer.Option("--prefill", help="Prefill workers.")]
 DecodeOption = Annotated[int | None, typer.Option("--decode", help="Decode workers.")]
@@ -56,7 +58,6 @@ TemperatureOption = Annotated[
 SeedOption = Annotated[
     int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="The same seed gives the same answer.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MessagesOption = Annotated[
     bool, typer.Option("--messages", help="With --json: the timings of each message of the KV transfer too.")
 ]
@@ -170,6 +171,8 @@ def up(
 
 
 app.command(epilog="Example: tandem start --head --redis-url redis://10.0.0.1:6379 --node-ip 10.0.0.1")(friendly(start))
+app.command(epilog="Example: tandem router --config cluster.yaml --redis-url redis://10.0.0.9:6379")(friendly(router))
+app.command(epilog="Example: tandem probe --node-ip 10.0.0.2 --for live")(friendly(probe))
 
 
 @app.command(epilog="Example: tandem generate 'The capital of France is' --max-tokens 16 --temperature 0")

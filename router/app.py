@@ -16,6 +16,7 @@ from router.openai_http import make_app
 from router.tokenizer import ChatTokenizer
 from tandem.config import ClusterConfig
 from tandem.observability.metrics import RouterMetrics
+from tandem.rpc.health_port import HealthPort
 from tandem.rpc.server import RpcServer, start_server
 
 _HEALTH_PERIOD_S = 0.2
@@ -26,10 +27,13 @@ _LAST_WORDS_S = 1.0
 class RunningRouter:
     """Made by `serve`. Addresses are host:port, dialable from this host."""
 
-    def __init__(self, *, frontend: Frontend, rpc: RpcServer, http: HttpServer) -> None:
+    def __init__(
+        self, *, frontend: Frontend, rpc: RpcServer, http: HttpServer, health: HealthPort | None = None
+    ) -> None:
         self.frontend = frontend
         self._rpc = rpc
         self._http = http
+        self._health_port = health
         self._health = asyncio.create_task(self._follow_readiness(), name="router health")
         self._stopping: asyncio.Task[None] | None = None
 
@@ -40,8 +44,18 @@ class RunningRouter:
 
     @property
     def http_address(self) -> str:
-        """Where the OpenAI API is; `http://` comes before it."""
+        """Where the OpenAI API is."""
         return self._http.address
+
+    @property
+    def http_url(self) -> str:
+        """The same with its scheme."""
+        return f"http://{self._http.address}"
+
+    @property
+    def health_address(self) -> str:
+        """Where health checks alone are answered; empty when nowhere."""
+        return "" if self._health_port is None else self._health_port.address
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new requests, lets running ones end for `grace_s` seconds, ends the rest, closes both. Idempotent."""
@@ -53,15 +67,20 @@ class RunningRouter:
         self._health.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._health
-        await self._rpc.set_serving(False)
+        await self._say(False)
         await self.frontend.drain(grace_s)
         await asyncio.gather(self._rpc.stop(_LAST_WORDS_S), self._http.stop(_LAST_WORDS_S))
 
     async def _follow_readiness(self) -> None:
         """gRPC health is pushed to its watchers, and the dispatcher announces nothing: so look, and tell changes."""
         while True:
-            await self._rpc.set_serving(self.frontend.accepts_requests)
+            await self._say(self.frontend.accepts_requests)
             await asyncio.sleep(_HEALTH_PERIOD_S)
+
+    async def _say(self, serving: bool) -> None:
+        await self._rpc.set_serving(serving)
+        if self._health_port is not None:
+            await self._health_port.set_serving(serving)
 
 
 async def serve(
@@ -71,8 +90,9 @@ async def serve(
     tokenizer_dir: Path,
     admin: Admin | None = None,
     metrics: RouterMetrics | None = None,
+    health: HealthPort | None = None,
 ) -> RunningRouter:
-    """Starts a router on config.router's host and ports; port 0 takes a free one.
+    """Starts a router on config.router's host and ports; port 0 takes a free one. `health` is the caller's to stop.
 
     Raises ModelLoadError for an unusable tokenizer, ClusterError when an address cannot be bound.
     """
@@ -83,10 +103,13 @@ async def serve(
         ),
         config=config,
         admin=admin,
+        health=health,
     )
 
 
-async def serve_frontend(frontend: Frontend, *, config: ClusterConfig, admin: Admin | None = None) -> RunningRouter:
+async def serve_frontend(
+    frontend: Frontend, *, config: ClusterConfig, admin: Admin | None = None, health: HealthPort | None = None
+) -> RunningRouter:
     """`serve` with a frontend that exists already."""
 
     def add_services(server: grpc.aio.Server) -> None:
@@ -99,4 +122,4 @@ async def serve_frontend(frontend: Frontend, *, config: ClusterConfig, admin: Ad
     except BaseException:
         await rpc.stop(0)
         raise
-    return RunningRouter(frontend=frontend, rpc=rpc, http=http)
+    return RunningRouter(frontend=frontend, rpc=rpc, http=http, health=health)

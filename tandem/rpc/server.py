@@ -72,6 +72,15 @@ def format_address(host: str, port: int) -> str:
     return f"[{dialable}]:{port}" if ":" in dialable else f"{dialable}:{port}"
 
 
+def bind_port(server: grpc.aio.Server, host: str, port: int) -> int:
+    """The port that `server` will listen on. Raises ClusterError when it cannot be bound."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as exc:
+        raise ClusterError(f"cannot listen on {address}: {exc}", param="port") from exc
+
+
 async def start_server(
     host: str, port: int, register: Callable[[grpc.aio.Server], None], service_names: Sequence[str]
 ) -> RpcServer:
@@ -84,11 +93,7 @@ async def start_server(
     checker = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, server)
     reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        bound = server.add_insecure_port(bind)
-    except RuntimeError as exc:
-        raise ClusterError(f"cannot listen on {bind}: {exc}", param="port") from exc
+    bound = bind_port(server, host, port)
     rpc = RpcServer(server, host=host, port=bound, checker=checker, names=tuple(service_names))
     await rpc._publish(_NOT_SERVING)
     await server.start()
