@@ -8,16 +8,19 @@ from pathlib import Path
 
 import grpc
 
+from router.api_keys import ApiKeys
+from router.auth import KeyInterceptor, KeyLayer
 from router.dispatch import Dispatcher
 from router.frontend import Frontend
 from router.grpc_service import SERVICE_NAMES, Admin, register
 from router.http_server import HttpServer, start_http
 from router.openai_http import make_app
 from router.tokenizer import ChatTokenizer
-from tandem.config import ClusterConfig
+from tandem.config import ClusterConfig, RouterConfig
 from tandem.observability.metrics import RouterMetrics
 from tandem.rpc.health_port import HealthPort
 from tandem.rpc.server import RpcServer, start_server
+from tandem.rpc.tls import TlsFiles, grpc_credentials, http_context
 
 _HEALTH_PERIOD_S = 0.2
 _LAST_WORDS_S = 1.0
@@ -50,7 +53,7 @@ class RunningRouter:
     @property
     def http_url(self) -> str:
         """The same with its scheme."""
-        return f"http://{self._http.address}"
+        return self._http.url
 
     @property
     def health_address(self) -> str:
@@ -83,6 +86,14 @@ class RunningRouter:
             await self._health_port.set_serving(serving)
 
 
+def tls_files(router: RouterConfig) -> TlsFiles | None:
+    """Where its certificate is; None when it serves in the clear."""
+    if not router.tls_cert_file:
+        return None
+    client_ca = Path(router.tls_client_ca_file) if router.tls_client_ca_file else None
+    return TlsFiles(cert=Path(router.tls_cert_file), key=Path(router.tls_key_file), client_ca=client_ca)
+
+
 async def serve(
     *,
     config: ClusterConfig,
@@ -110,15 +121,30 @@ async def serve(
 async def serve_frontend(
     frontend: Frontend, *, config: ClusterConfig, admin: Admin | None = None, health: HealthPort | None = None
 ) -> RunningRouter:
-    """`serve` with a frontend that exists already."""
+    """`serve` with a frontend that exists already. Raises ConfigError for unusable certificates or keys."""
 
     def add_services(server: grpc.aio.Server) -> None:
         register(server, frontend, admin)
 
     router = config.router
-    rpc = await start_server(router.host, router.grpc_port, add_services, SERVICE_NAMES)
+    tls = tls_files(router)
+    keys = ApiKeys(Path(router.api_keys_file)) if router.api_keys_file else None
+    app = make_app(frontend)
+    rpc = await start_server(
+        router.host,
+        router.grpc_port,
+        add_services,
+        SERVICE_NAMES,
+        credentials=None if tls is None else grpc_credentials(tls),
+        interceptors=[] if keys is None else [KeyInterceptor(keys)],
+    )
     try:
-        http = await start_http(make_app(frontend), router.host, port=router.http_port)
+        http = await start_http(
+            app if keys is None else KeyLayer(app, keys),
+            router.host,
+            port=router.http_port,
+            tls=None if tls is None else http_context(tls),
+        )
     except BaseException:
         await rpc.stop(0)
         raise
