@@ -6,6 +6,7 @@ import asyncio
 import sys
 from typing import TextIO
 
+from cluster.access import Access
 from cluster.client import Client
 from tandem.errors import RequestError
 from tandem.rpc.tandem.v1.common_pb2 import FINISH_REASON_LENGTH, SamplingParams
@@ -14,7 +15,7 @@ from tandem.rpc.tandem.v1.inference_pb2 import ChatMessage
 _HELP = "Ctrl-C stops an answer, Ctrl-D ends."
 
 
-def run_chat(endpoint: str, sampling: SamplingParams, *, system: str | None) -> None:
+def run_chat(access: Access | str, sampling: SamplingParams, *, system: str | None) -> None:
     """Reads questions and streams answers until the input ends. Raises TandemError when the router is away."""
     history = [ChatMessage(role="system", content=system)] if system else []
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -23,7 +24,7 @@ def run_chat(endpoint: str, sampling: SamplingParams, *, system: str | None) -> 
 
         print(_HELP, file=sys.stderr)
     with asyncio.Runner() as runner:
-        client = runner.run(Client(endpoint).__aenter__())
+        client = runner.run(Client(access).__aenter__())
         try:
             while (question := _read("> " if interactive else "")) is not None:
                 if question.strip():

@@ -19,8 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
+from cluster.access_options import with_access
+from cluster.client_commands import MessagesOption, chat, generate, status
 from cluster.echo_group import EchoGroup
+from cluster.node_commands import probe
+from cluster.options import ConfigOption, JsonOption
 from cluster.pool_commands import drain, restart, scale
+from cluster.router_command import router
 from cluster.serve import StoppedBySignal
 from cluster.start_command import start
 from tandem.errors import ConfigError, TandemError
@@ -40,26 +45,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="YAML or JSON file; options override it.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="A known model's name, a .gguf file or a directory.")]
 PrefillOption = Annotated[int | None, typer.Option("--prefill", help="Prefill workers.")]
 DecodeOption = Annotated[int | None, typer.Option("--decode", help="Decode workers.")]
 TransportOption = Annotated[str | None, typer.Option("--transport", help="How KV moves: ucx or shm.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show all logs and where the start-up time goes.")]
-EndpointOption = Annotated[
-    str | None, typer.Option("--endpoint", help="Router to ask. Default: $TANDEM_ENDPOINT or 127.0.0.1:50051.")
-]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, max=2**31 - 1, help="Most tokens of the answer.")]
-TemperatureOption = Annotated[
-    float | None, typer.Option("--temperature", min=0, max=2, help="0 always takes the likeliest token. Default 1.")
-]
-SeedOption = Annotated[
-    int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="The same seed gives the same answer.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-MessagesOption = Annotated[
-    bool, typer.Option("--messages", help="With --json: the timings of each message of the KV transfer too.")
-]
+
+
+IN_THE_CLEAR = dict.fromkeys(
+    (f"router.{name}" for name in ("tls_cert_file", "tls_key_file", "tls_client_ca_file", "api_keys_file")), ""
+)
+"""For a router that serves only the command that started it."""
 
 
 def _fail(message: str, status: int) -> typer.Exit:
@@ -170,81 +166,20 @@ def up(
 
 
 app.command(epilog="Example: tandem start --head --redis-url redis://10.0.0.1:6379 --node-ip 10.0.0.1")(friendly(start))
+app.command(epilog="Example: tandem router --config cluster.yaml --redis-url redis://10.0.0.9:6379")(friendly(router))
+app.command(epilog="Example: tandem probe --node-ip 10.0.0.2 --for live")(friendly(probe))
 
 
-@app.command(epilog="Example: tandem generate 'The capital of France is' --max-tokens 16 --temperature 0")
-@friendly
-def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
-    max_tokens: MaxTokensOption = 128,
-    temperature: TemperatureOption = None,
-    seed: SeedOption = None,
-    endpoint: EndpointOption = None,
-    as_json: JsonOption = False,
-    messages: MessagesOption = False,
-) -> None:
-    """Continue a text; the answer streams to stdout."""
-    from cluster.client import default_endpoint, make_sampling
-    from cluster.generate import run_generate
-
-    sampling = make_sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    text = sys.stdin.read() if prompt == "-" else prompt
-    target = endpoint or default_endpoint()
-    asyncio.run(run_generate(target, text, sampling, as_json=as_json, with_messages=messages))
-
-
-@app.command(epilog="Example: tandem chat --temperature 0.7 --system 'Answer in one sentence.'")
-@friendly
-def chat(
-    max_tokens: MaxTokensOption = 512,
-    temperature: TemperatureOption = None,
-    seed: SeedOption = None,
-    system: Annotated[str | None, typer.Option(help="Instructions for the whole conversation.")] = None,
-    endpoint: EndpointOption = None,
-) -> None:
-    """Talk with the model. Ctrl-C stops an answer, Ctrl-D ends; from a pipe, each line is a question."""
-    from cluster.chat import run_chat
-    from cluster.client import default_endpoint, make_sampling
-
-    sampling = make_sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    run_chat(endpoint or default_endpoint(), sampling, system=system)
-
-
-@app.command(epilog="Example: tandem status --json")
-@friendly
-def status(
-    endpoint: EndpointOption = None,
-    as_json: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it until Ctrl-C.")] = False,
-    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Processes, cores, all of each link.")] = False,
-) -> None:
-    """Show workers, pools, blocks, links and the transport in use."""
-    from cluster.client import Client, default_endpoint
-
-    if watch:
-        from cluster.watch import run_watch
-
-        run_watch(endpoint or default_endpoint(), interval_s=interval_s, as_json=as_json)
-        return
-
-    async def ask() -> Any:
-        async with Client(endpoint or default_endpoint()) as client:
-            return await client.status()
-
-    answer = asyncio.run(ask())
-    from cluster.console import make_console
-    from cluster.status_view import as_data, print_status
-
-    if as_json:
-        typer.echo(json.dumps(as_data(answer), indent=2))
-    else:
-        print_status(answer, make_console(), verbose=verbose)
-
-
-app.command(epilog="Example: tandem scale prefill=3 decode=2 --wait")(friendly(scale))
-app.command(epilog="Example: tandem drain decode-1 --wait")(friendly(drain))
-app.command(epilog="Example: tandem restart decode --wait")(friendly(restart))
+app.command(epilog="Example: tandem generate 'The capital of France is' --max-tokens 16 --temperature 0")(
+    friendly(with_access(generate))
+)
+app.command(epilog="Example: tandem chat --temperature 0.7 --system 'Answer in one sentence.'")(
+    friendly(with_access(chat))
+)
+app.command(epilog="Example: tandem status --json")(friendly(with_access(status)))
+app.command(epilog="Example: tandem scale prefill=3 decode=2 --wait")(friendly(with_access(scale)))
+app.command(epilog="Example: tandem drain decode-1 --wait")(friendly(with_access(drain)))
+app.command(epilog="Example: tandem restart decode --wait")(friendly(with_access(restart)))
 
 
 @app.command(epilog="Example: tandem doctor --config cluster.yaml")
@@ -289,7 +224,8 @@ def demo(
     from cluster.config_file import load_config
     from cluster.preflight import check_start, warn, warnings
 
-    settings = load_config(config, _overrides(model, prefill, decode, transport, grpc_port=0, http_port=0))
+    overrides = _overrides(model, prefill, decode, transport, grpc_port=0, http_port=0, health_port=0)
+    settings = load_config(config, overrides | IN_THE_CLEAR)
     check_start(settings)
 
     from cluster.demo import run_demo

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import grpc
 
-from tandem.errors import ClusterError, ConfigError, TandemError
+from cluster.access import Access
+from tandem.errors import ClusterError, TandemError, Unauthenticated
 from tandem.rpc.client import open_channel
 from tandem.rpc.status import CODE_KEY, from_rpc_error
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-
-DEFAULT_ENDPOINT = "127.0.0.1:50051"
-ENDPOINT_VARIABLE = "TANDEM_ENDPOINT"
-
-
-def default_endpoint() -> str:
-    """$TANDEM_ENDPOINT, else where `tandem up` listens by default."""
-    return os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
 
 
 def make_sampling(
@@ -34,23 +26,43 @@ def as_tandem_error(error: grpc.aio.AioRpcError, endpoint: str) -> TandemError:
     typed = CODE_KEY in dict(error.trailing_metadata() or ())
     if "http1" in (error.details() or "").lower() and not typed:
         return ClusterError(f"{endpoint} answers HTTP, not gRPC: give the gRPC port, 50051 unless it was changed")
+    if "handshake" in (error.details() or "").lower() and not typed:
+        return ClusterError(f"no TLS connection to {endpoint}: {_handshake_problem(error.details() or '')}")
+    if (error.details() or "").endswith("Socket closed") and not typed:
+        return ClusterError(
+            f"{endpoint} closed the connection at once: does it want TLS (--tls-ca-file), or a certificate "
+            "of ours (--tls-cert-file)?"
+        )
     if error.code() is grpc.StatusCode.UNAVAILABLE and not typed:
         return ClusterError(f"no router answers at {endpoint}; start one with `tandem up` or give --endpoint HOST:PORT")
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return Unauthenticated(f"{endpoint}: {error.details()}; give --api-key or $TANDEM_API_KEY")
     return from_rpc_error(error)
 
 
-class Client:
-    """A connection to one router; an async context manager. Methods raise TandemError, a URL as `endpoint` does too."""
+def _handshake_problem(details: str) -> str:
+    """What gRPC says of it, in words that help."""
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return "its certificate is not signed by a CA that we trust; give --tls-ca-file"
+    if "WRONG_VERSION_NUMBER" in details:
+        return "it does not use TLS; leave out the options for it"
+    return details
 
-    def __init__(self, endpoint: str) -> None:
-        if "://" in endpoint:
-            raise ConfigError(
-                f"the endpoint is HOST:PORT of the gRPC port, 50051 unless it was changed; got the URL {endpoint!r}"
-            )
-        self._endpoint = endpoint
+
+class Client:
+    """A connection to one router; an async context manager. A text is the endpoint of one that asks for nothing.
+
+    Methods raise TandemError; so does a URL as endpoint.
+    """
+
+    def __init__(self, access: Access | str) -> None:
+        self._access = Access(endpoint=access) if isinstance(access, str) else access
+        self._endpoint = self._access.endpoint
+        self._metadata = self._access.metadata()
 
     async def __aenter__(self) -> Client:
-        self._channel = open_channel(self._endpoint)
+        access = self._access
+        self._channel = open_channel(self._endpoint, access.credentials(), server_name=access.tls_server_name)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._admin = inference_pb2_grpc.AdminStub(self._channel)
         return self
@@ -62,15 +74,15 @@ class Client:
         self, prompt: str, sampling: common_pb2.SamplingParams
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """Continues a text. Closing the iterator cancels the request."""
-        return self._stream(
-            self._inference.Generate(inference_pb2.GenerateRequest(text=prompt, sampling=sampling))
-        )
+        request = inference_pb2.GenerateRequest(text=prompt, sampling=sampling)
+        return self._stream(self._inference.Generate(request, metadata=self._metadata))
 
     def chat(
         self, messages: Sequence[inference_pb2.ChatMessage], sampling: common_pb2.SamplingParams
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """Answers a conversation. Closing the iterator cancels the request."""
-        return self._stream(self._inference.Chat(inference_pb2.ChatRequest(messages=messages, sampling=sampling)))
+        request = inference_pb2.ChatRequest(messages=messages, sampling=sampling)
+        return self._stream(self._inference.Chat(request, metadata=self._metadata))
 
     async def _stream(
         self, call: grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]
@@ -86,7 +98,9 @@ class Client:
     async def status(self, *, timeout_s: float = 10.0) -> inference_pb2.ClusterStatus:
         """The router's view of the cluster."""
         try:
-            return await self._admin.GetClusterStatus(inference_pb2.GetClusterStatusRequest(), timeout=timeout_s)
+            return await self._admin.GetClusterStatus(
+                inference_pb2.GetClusterStatusRequest(), timeout=timeout_s, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as exc:
             raise as_tandem_error(exc, self._endpoint) from exc
 
@@ -94,29 +108,32 @@ class Client:
         """Asks for sizes; None leaves a pool as it is."""
         request = inference_pb2.SetPoolSizesRequest(prefill=prefill, decode=decode)
         try:
-            await self._admin.SetPoolSizes(request, timeout=timeout_s)
+            await self._admin.SetPoolSizes(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as exc:
             raise as_tandem_error(exc, self._endpoint) from exc
 
     async def drain_worker(self, worker_id: str, *, timeout_s: float = 10.0) -> None:
         """Asks that a worker be taken out."""
+        request = inference_pb2.DrainWorkerRequest(worker_id=worker_id)
         try:
-            await self._admin.DrainWorker(inference_pb2.DrainWorkerRequest(worker_id=worker_id), timeout=timeout_s)
+            await self._admin.DrainWorker(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as exc:
             raise as_tandem_error(exc, self._endpoint) from exc
 
     async def restart_pool(self, role: str, *, timeout_s: float = 10.0) -> int:
         """Asks that every worker of a pool be replaced; the generation that the new ones will have."""
+        request = inference_pb2.RestartPoolRequest(role=role)
         try:
-            answer = await self._admin.RestartPool(inference_pb2.RestartPoolRequest(role=role), timeout=timeout_s)
+            answer = await self._admin.RestartPool(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as exc:
             raise as_tandem_error(exc, self._endpoint) from exc
         return answer.generation
 
     async def models(self, *, timeout_s: float = 10.0) -> list[inference_pb2.Model]:
         """What the router serves."""
+        request = inference_pb2.ListModelsRequest()
         try:
-            response = await self._inference.ListModels(inference_pb2.ListModelsRequest(), timeout=timeout_s)
+            response = await self._inference.ListModels(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as exc:
             raise as_tandem_error(exc, self._endpoint) from exc
         return list(response.models)

@@ -10,18 +10,21 @@ import yaml
 
 from tandem.config import ClusterConfig, from_mapping, to_mapping
 from tandem.errors import ConfigError
+from tandem.redis_access import hide_password
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any]) -> ClusterConfig:
     """The file's configuration (defaults where there is none) with `overrides`, e.g. {"router.grpc_port": 0}, on top.
 
-    Overrides that are None are left out. Raises ConfigError naming the file, the key, the value and its bound.
+    Overrides that are None are left out. A password in the URL of Redis goes into the environment.
+    Raises ConfigError naming the file, the key, the value and its bound.
     """
     config = ClusterConfig() if path is None else _read(path)
     values = to_mapping(config)
     for key, value in overrides.items():
         if value is not None:
             _set(values, key, value)
+    values["registry"]["redis_url"] = hide_password(values["registry"]["redis_url"])
     return from_mapping(values)
 
 

@@ -68,6 +68,11 @@ class Controller:
         self._stopping = False
         self._is_empty = asyncio.Event()
 
+    @property
+    def is_acting(self) -> bool:
+        """Whether this controller holds the lease and the cluster is not being ended."""
+        return self._acting and not self._ending
+
     # --- life
 
     async def run(self) -> None:

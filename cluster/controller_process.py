@@ -6,47 +6,27 @@ A controller's death touches no worker: they are detached actors, and its succes
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
-import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cluster.child import ReportingChild
 from cluster.events import WorkerInfo
-from tandem.config import ClusterConfig, to_mapping
+from cluster.process_settings import ProcessSettings
 from tandem.errors import BY_CODE, ClusterError, TandemError
-from tandem.types import Role
 
 CONTROLLER_COMMAND = (sys.executable, "-m", "cluster.run_controller")
 
 
 class ControllerProcess:
-    """One controller. `worker_host` is the address workers bind to; empty takes that of each one's node."""
+    """One controller."""
 
     def __init__(
-        self,
-        config: ClusterConfig,
-        *,
-        redis_url: str,
-        ray_address: str,
-        worker_host: str,
-        classes: Mapping[Role, str],
-        log: Path | None,
-        command: Sequence[str] = CONTROLLER_COMMAND,
+        self, settings: ProcessSettings, *, log: Path | None, command: Sequence[str] = CONTROLLER_COMMAND
     ) -> None:
-        settings = {
-            "config": to_mapping(config),
-            "redis_url": redis_url,
-            "ray_address": ray_address,
-            "worker_host": worker_host,
-            "classes": {str(role): path for role, path in classes.items()},
-            "holder": f"{socket.gethostname()}-{os.getpid()}",
-        }
-        self._command = [*command, "--settings-json", json.dumps(settings)]
+        self._command = [*command, "--settings-json", settings.to_json()]
         self._child = ReportingChild("controller", log=log)
         self._workers: dict[str, WorkerInfo] = {}
 

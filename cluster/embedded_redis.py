@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
-import redis.asyncio as aioredis
 
 from cluster.processes import end, last_lines, make_temp_dir, spawn
 from tandem.errors import ClusterError
+from tandem.redis_access import connect_redis
 from tandem.tasks import raise_if_cancelled
 
 START_TIMEOUT_S = 15.0
@@ -43,11 +43,8 @@ def _free_port() -> int:
 
 
 async def check_redis(url: str, *, timeout_s: float = 3.0) -> None:
-    """Raises ClusterError unless a server answers PING at `url`."""
-    try:
-        client = aioredis.from_url(url, socket_connect_timeout=timeout_s, socket_timeout=timeout_s)
-    except ValueError as exc:
-        raise ClusterError(f"registry.redis_url {url!r} is not a Redis URL: {exc}", param="registry.redis_url") from exc
+    """Raises ClusterError unless a server answers PING at `url`, ConfigError when that is no Redis URL."""
+    client = connect_redis(url, connect_timeout_s=timeout_s, timeout_s=timeout_s)
     try:
         await client.ping()
     except (redis.RedisError, OSError) as exc:

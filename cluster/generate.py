@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+from cluster.access import Access
 from cluster.client import Client
 from cluster.status_view import as_data
 from tandem.rpc.tandem.v1.common_pb2 import FinishReason, SamplingParams
@@ -12,11 +13,11 @@ from tandem.rpc.tandem.v1.inference_pb2 import GenerateResponse
 
 
 async def run_generate(
-    endpoint: str, prompt: str, sampling: SamplingParams, *, as_json: bool, with_messages: bool = False
+    access: Access | str, prompt: str, sampling: SamplingParams, *, as_json: bool, with_messages: bool = False
 ) -> None:
     """Raises TandemError; when cancelled, so is the request."""
     responses: list[GenerateResponse] = []
-    async with Client(endpoint) as client:
+    async with Client(access) as client:
         stream = client.generate(prompt, sampling)
         try:
             async for response in stream:

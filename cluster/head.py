@@ -22,6 +22,7 @@ from cluster.ray_environment import new_token, prepare_environment
 from cluster.ray_node import GRACE_S, RayNode
 from cluster.ray_node_settings import LOOPBACK_IP, NodeOffer, RayStorage
 from tandem.errors import ConfigError
+from tandem.redis_access import redis_password
 from tandem.types import Role
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,16 @@ class HeadOptions:
     """Workers of each pool that run on the head itself."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Topology labels of the head's node."""
+    has_router: bool = True
+    """A router runs beside the head."""
+    hands_over: bool = False
+    """Ending it leaves nodes and workers to the next head, as losing it does."""
+    sizes_file: str = ""
+    """A file with the sizes of the pools; see `sizes_file.py`. Empty: none."""
+
+    def __post_init__(self) -> None:
+        if self.hands_over and not self.joinable:
+            raise ConfigError("a head that nobody joins has nothing to hand over")
 
     @property
     def is_loopback(self) -> bool:
@@ -73,10 +84,12 @@ class RayHead:
             raise ConfigError(
                 "nodes of other machines need a Redis that they reach: give --redis-url", param="registry.redis_url"
             )
+        if options.hands_over and not is_external:
+            raise ConfigError("a head that hands over needs a Redis that outlives it", param="registry.redis_url")
         lost = None
         if options.joinable:
             self._records = HeadRecords(redis_url, cluster=self._cluster)
-            self._storage = RayStorage.from_url(redis_url) if is_external else None
+            self._storage = RayStorage.from_url(redis_url, password=redis_password()) if is_external else None
             lost = await self._records.get()
         token = lost.token if lost is not None else new_token()
         prepare_environment(token=token, storage_namespace=self._cluster if self._storage is not None else "")
@@ -92,10 +105,10 @@ class RayHead:
         await self._node.supervise(note)
 
     async def stop(self, *, timeout_s: float = GRACE_S) -> list[str]:
-        """Ends it, and with it the cluster. Returns processes that had to be killed. Idempotent."""
+        """Ends it and, unless it hands over, the cluster. Returns processes that had to be killed. Idempotent."""
         await self._say_ended()
         killed = await self._node.stop(timeout_s=timeout_s)
-        if self._storage is not None:
+        if self._storage is not None and not self._options.hands_over:
             storage, self._storage = self._storage, None
             await asyncio.to_thread(_forget, storage, self._cluster)
         return killed
@@ -105,7 +118,8 @@ class RayHead:
         if records is None:
             return
         try:
-            await records.end()
+            if not self._options.hands_over:
+                await records.end()
         except RedisError as exc:
             logger.warning("the cluster's nodes were not told of its end, Redis is away: %s", exc)
         finally:

@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 
-import redis.asyncio as aioredis
+from tandem.redis_access import connect_redis
 
 _ENDED = "ended"
 
@@ -33,9 +33,7 @@ class HeadRecords:
     """A client; one per process. Methods raise `redis.RedisError` when Redis is away."""
 
     def __init__(self, redis_url: str, *, cluster: str) -> None:
-        self._redis = aioredis.from_url(
-            redis_url, socket_connect_timeout=2.0, socket_timeout=5.0, decode_responses=True
-        )
+        self._redis = connect_redis(redis_url, decode_responses=True)
         self._key = f"tandem:{cluster}:head"
 
     async def get(self) -> HeadRecord | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import socket
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -22,11 +24,13 @@ from cluster.embedded_redis import EmbeddedRedis, check_redis
 from cluster.events import Phase, Progress, SilentProgress, WorkerInfo
 from cluster.head import HeadOptions, RayHead
 from cluster.pools import WORKER_CLASSES
+from cluster.process_settings import ProcessSettings
 from cluster.processes import kill_children, make_temp_dir
 from cluster.ray_node import GRACE_S
-from cluster.router_process import ROUTER_COMMAND, RouterEndpoints, RouterProcess
+from cluster.router_process import NO_ENDPOINTS, ROUTER_COMMAND, RouterEndpoints, RouterProcess
 from tandem.config import ClusterConfig
 from tandem.errors import ClusterError
+from tandem.redis_access import PASSWORD_VARIABLE
 from tandem.types import Role
 
 A = TypeVar("A")
@@ -45,6 +49,7 @@ class ClusterInfo:
     """A running cluster, as the ready file has it. `startup` holds phases that overlap; seconds from the start.
 
     `head` is where other nodes join. With a head that others may join, `workers` is empty: it is up without any.
+    Without a router `grpc` and `http` are empty.
     """
 
     grpc: str
@@ -158,12 +163,15 @@ class ClusterLauncher:
             if url:
                 await check_redis(url)
                 return url
+            os.environ.pop(PASSWORD_VARIABLE, None)  # for some other server: this one has none
             self._redis = EmbeddedRedis()
             await self._redis.start()
             return self._redis.url
 
     async def _start_router(self, redis_url: str) -> RouterEndpoints:
         assert self._run_dir is not None
+        if not self._head_options.has_router:
+            return NO_ENDPOINTS
         log = None if self._verbose else self._run_dir / "router.log"
         self._router = RouterProcess(self._config, redis_url=redis_url, log=log, command=self._parts.router_command)
         async with self._phase("router: process, imports, ports"):
@@ -180,14 +188,8 @@ class ClusterLauncher:
         self._ray = RayHead(options, cluster=self._config.cluster, log=log)
         async with self._phase("Ray"):
             self._ray_address = await self._ray.start(redis_url, is_external=self._redis is None)
-        self._controller = ControllerProcess(
-            self._config,
-            redis_url=redis_url,
-            ray_address=self._ray_address,
-            worker_host="" if options.joinable else WORKER_HOST,
-            classes=self._parts.worker_classes,
-            log=None if self._verbose else self._run_dir / "controller.log",
-        )
+        log = None if self._verbose else self._run_dir / "controller.log"
+        self._controller = ControllerProcess(self._controller_settings(redis_url), log=log)
         if options.joinable:
             await self._controller.start()
             return []
@@ -195,15 +197,29 @@ class ClusterLauncher:
             await self._controller.start()
             return await self._controller.workers_ready(self._worker_ready)
 
+    def _controller_settings(self, redis_url: str) -> ProcessSettings:
+        options = self._head_options
+        return ProcessSettings(
+            config=self._config,
+            redis_url=redis_url,
+            ray_address=self._ray_address,
+            worker_host="" if options.joinable else WORKER_HOST,
+            classes=self._parts.worker_classes,
+            holder=f"{socket.gethostname()}-{os.getpid()}",
+            sizes_file=options.sizes_file,
+            metrics_host=options.node_ip if options.joinable else WORKER_HOST,
+        )
+
     def _worker_ready(self, info: WorkerInfo) -> None:
         self._progress.note(f"worker {info.worker_id} is ready at {info.address}")
 
     def _watch(self) -> None:
         assert self._controller is not None
-        assert self._router is not None
         assert self._ray is not None
         note = self._progress.note
-        watching = [self._ray.supervise(note), self._controller.watch(note), self._router.supervise(note)]
+        watching = [self._ray.supervise(note), self._controller.watch(note)]
+        if self._router is not None:
+            watching.append(self._router.supervise(note))
         if self._redis is not None:
             watching.append(self._redis.supervise(note))
         self._watchers = [asyncio.create_task(watcher) for watcher in watching]
@@ -263,7 +279,8 @@ class ClusterLauncher:
         killed = []
         try:
             if controller is not None:
-                ended = await controller.end_workers(timeout_s=end_s, drain=drain)
+                hands_over = self._head_options.hands_over
+                ended = hands_over or await controller.end_workers(timeout_s=end_s, drain=drain)
                 if not await controller.stop(timeout_s=min(5.0, end_s)) or not ended:
                     killed.append("controller")
         finally:

@@ -8,17 +8,15 @@ from typing import Annotated
 
 import typer
 
+from cluster.access import Access
+from cluster.options import JsonOption
 from cluster.pool_wait import Condition, is_drained, is_restarted, is_scaled, wait_until
 from tandem.errors import ConfigError, RequestNotFound
 from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus
 from tandem.types import Role
 
-EndpointOption = Annotated[
-    str | None, typer.Option("--endpoint", help="Router to ask. Default: $TANDEM_ENDPOINT or 127.0.0.1:50051.")
-]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Return only when it is done; progress goes to stderr.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", min=0, help="Longest wait in seconds; then exit status 1.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEFAULT_TIMEOUT_S = 600.0
 _MOST_DIGITS = 9
 """Longer numbers do not fit the call's field; the router judges the others."""
@@ -26,35 +24,35 @@ _MOST_DIGITS = 9
 
 def scale(
     sizes: Annotated[list[str], typer.Argument(metavar="POOL=SIZE...", help="prefill=3, decode=2, or both.")],
+    access: Access,
     wait: WaitOption = False,
     timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    endpoint: EndpointOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change how many workers the pools have, while requests run. Workers that are too many finish what they have."""
-    asyncio.run(_scale(parse_sizes(sizes), wait_s=timeout_s if wait else None, endpoint=endpoint, as_json=as_json))
+    asyncio.run(_scale(parse_sizes(sizes), wait_s=timeout_s if wait else None, access=access, as_json=as_json))
 
 
 def drain(
     worker: Annotated[str, typer.Argument(help="Id of a worker, as `tandem status` shows it.")],
+    access: Access,
     wait: WaitOption = False,
     timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    endpoint: EndpointOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take one worker out: it finishes what it has, ends, and is replaced."""
-    asyncio.run(_drain(worker, wait_s=timeout_s if wait else None, endpoint=endpoint, as_json=as_json))
+    asyncio.run(_drain(worker, wait_s=timeout_s if wait else None, access=access, as_json=as_json))
 
 
 def restart(
     pool: Annotated[str, typer.Argument(help="prefill or decode.")],
+    access: Access,
     wait: WaitOption = False,
     timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    endpoint: EndpointOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replace every worker of a pool, one after another, each only when its successor is ready."""
-    asyncio.run(_restart(parse_role(pool), wait_s=timeout_s if wait else None, endpoint=endpoint, as_json=as_json))
+    asyncio.run(_restart(parse_role(pool), wait_s=timeout_s if wait else None, access=access, as_json=as_json))
 
 
 def parse_role(text: str) -> Role:
@@ -81,19 +79,19 @@ def parse_sizes(texts: list[str]) -> dict[Role, int]:
     return sizes
 
 
-async def _scale(sizes: dict[Role, int], *, wait_s: float | None, endpoint: str | None, as_json: bool) -> None:
-    from cluster.client import Client, default_endpoint
+async def _scale(sizes: dict[Role, int], *, wait_s: float | None, access: Access, as_json: bool) -> None:
+    from cluster.client import Client
 
-    async with Client(endpoint or default_endpoint()) as client:
+    async with Client(access) as client:
         await client.set_pool_sizes(prefill=sizes.get(Role.PREFILL), decode=sizes.get(Role.DECODE))
         status = await wait_until(client, is_scaled(list(sizes)), list(sizes), timeout_s=wait_s)
     _print(status, list(sizes), as_json=as_json)
 
 
-async def _drain(worker_id: str, *, wait_s: float | None, endpoint: str | None, as_json: bool) -> None:
-    from cluster.client import Client, default_endpoint
+async def _drain(worker_id: str, *, wait_s: float | None, access: Access, as_json: bool) -> None:
+    from cluster.client import Client
 
-    async with Client(endpoint or default_endpoint()) as client:
+    async with Client(access) as client:
         before = next((w for w in (await client.status()).workers if w.worker_id == worker_id), None)
         await client.drain_worker(worker_id)
         if before is None:  # the router knows it and did not show it: it registered between the two calls
@@ -103,10 +101,10 @@ async def _drain(worker_id: str, *, wait_s: float | None, endpoint: str | None, 
     _print(status, roles, as_json=as_json)
 
 
-async def _restart(role: Role, *, wait_s: float | None, endpoint: str | None, as_json: bool) -> None:
-    from cluster.client import Client, default_endpoint
+async def _restart(role: Role, *, wait_s: float | None, access: Access, as_json: bool) -> None:
+    from cluster.client import Client
 
-    async with Client(endpoint or default_endpoint()) as client:
+    async with Client(access) as client:
         generation = await client.restart_pool(role)
         condition: Condition = is_restarted(role, generation)
         status = await wait_until(client, condition, [role], timeout_s=wait_s)

@@ -43,8 +43,10 @@ def warn(texts: Iterable[str]) -> None:
 
 def check_ports(router: RouterConfig, *, has_port_options: bool) -> None:
     """Whether the router could listen now. Raises ClusterError."""
-    for name, port in (("grpc_port", router.grpc_port), ("http_port", router.http_port)):
-        cure = f"give --{name.replace('_', '-')}" if has_port_options else f"set router.{name}"
+    for name in ("grpc_port", "http_port", "health_port"):
+        port = getattr(router, name)
+        has_option = has_port_options and name != "health_port"
+        cure = f"give --{name.replace('_', '-')}" if has_option else f"set router.{name}"
         try:
             _bind(router.host, port)
         except OSError as exc:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import secrets
 
+from tandem.redis_access import CA_VARIABLE
+
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
+_REDIS_CA_VARIABLE = "RAY_REDIS_CA_CERT"
 HEAD_ABSENCE_S = 600
 """How long nodes and their workers go on without a head, before they give it up and end."""
 
@@ -36,5 +39,7 @@ def prepare_environment(*, token: str, storage_namespace: str = "") -> None:
     os.environ[TOKEN_VARIABLE] = token
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    if ca_file := os.environ.get(CA_VARIABLE):
+        os.environ.setdefault(_REDIS_CA_VARIABLE, ca_file)
     if storage_namespace:
         os.environ["RAY_external_storage_namespace"] = storage_namespace  # noqa: SIM112  Ray reads it so

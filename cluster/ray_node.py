@@ -63,11 +63,7 @@ class RayNode:
         _require_free(offer.node_ip, port)
         kept: dict[str, Any] = {}
         if storage is not None:
-            kept = {
-                "storage": storage.address,
-                "storage_user": storage.username,
-                "storage_password": storage.password,
-            }
+            kept = {"storage": storage.address, "storage_user": storage.username}
         first = await self._start(offer, {"port": port, **kept})
         port = int(first.head.rpartition(":")[2])  # a successor must be where the nodes look
         self._again = lambda: self._start(offer, {"port": port, **kept})

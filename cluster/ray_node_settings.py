@@ -47,8 +47,8 @@ class RayStorage:
     tls: bool = False
 
     @classmethod
-    def from_url(cls, url: str) -> RayStorage:
-        """From redis://[user:password@]host:port or rediss://...; Ray always takes database 0. Raises ConfigError."""
+    def from_url(cls, url: str, *, password: str = "") -> RayStorage:
+        """From redis://[user[:password]@]host:port or rediss://...; Ray always takes database 0. Raises ConfigError."""
         parts = urlsplit(url)
         if parts.scheme not in ("redis", "rediss") or not parts.hostname:
             raise ConfigError(f"registry.redis_url must be redis://HOST:PORT or rediss://HOST:PORT, got {url!r}")
@@ -56,7 +56,7 @@ class RayStorage:
             host=parts.hostname,
             port=parts.port or 6379,
             username=unquote(parts.username or ""),
-            password=unquote(parts.password or ""),
+            password=unquote(parts.password or "") or password,
             tls=parts.scheme == "rediss",
         )
 
@@ -87,7 +87,7 @@ class RayNodeSettings:
     labels: dict[str, str]
     storage: str = ""
     storage_user: str = ""
-    storage_password: str = ""
+    """Its password is in the environment: this goes over the command line."""
 
     def to_json(self) -> str:
         """One JSON object."""

@@ -26,6 +26,10 @@ class RouterEndpoints:
     startup: dict[str, float]
 
 
+NO_ENDPOINTS = RouterEndpoints(grpc="", http="", startup={})
+"""Of a head without a router."""
+
+
 class RouterProcess:
     """One router. `log` takes its output; None shows it on stderr."""
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from cluster.controller import Controller
@@ -22,9 +24,11 @@ from cluster.controller_settings import ControllerEvents, ControllerSettings
 from cluster.events import WorkerInfo
 from cluster.placement import Selector, WorkerPlacement
 from cluster.pools import RayPools
+from cluster.process_settings import ProcessSettings
 from cluster.processes import usable_cores
 from cluster.ray_client import RayClient
-from tandem.config import ClusterConfig, from_mapping, split_labels, to_mapping
+from cluster.sizes_file import SizesFile, read_sizes
+from tandem.config import split_labels, to_mapping
 from tandem.errors import TandemError
 from tandem.observability.logging import setup_logging
 from tandem.observability.server import serve_metrics
@@ -35,31 +39,6 @@ from tandem.types import Role, WorkerId
 
 SETTLE_HEARTBEATS = 2.5
 """Heartbeats after which every living worker has shown itself."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessSettings:
-    """What the process is told. `classes` are the workers' classes as "module:Class"."""
-
-    config: ClusterConfig
-    redis_url: str
-    ray_address: str
-    worker_host: str
-    classes: Mapping[Role, str]
-    holder: str
-
-    @classmethod
-    def from_json(cls, text: str) -> ProcessSettings:
-        """From one JSON object. Raises ConfigError."""
-        values = json.loads(text)
-        return cls(
-            config=from_mapping(values["config"]),
-            redis_url=values["redis_url"],
-            ray_address=values["ray_address"],
-            worker_host=values["worker_host"],
-            classes={Role(role): path for role, path in values["classes"].items()},
-            holder=values["holder"],
-        )
 
 
 class LineEvents(ControllerEvents):
@@ -113,10 +92,18 @@ def worker_settings(settings: ProcessSettings, place: WorkerPlacement) -> dict[s
     }
 
 
-def controller_settings(config: ClusterConfig) -> ControllerSettings:
-    """From the cluster's configuration and this host's cores."""
+def first_sizes(settings: ProcessSettings) -> Mapping[Role, int]:
+    """Sizes for pools that nobody has sized yet. Raises ConfigError for a sizes file that cannot be used."""
+    if settings.sizes_file:
+        return read_sizes(Path(settings.sizes_file)).sizes
+    return {Role.PREFILL: settings.config.prefill.num_workers, Role.DECODE: settings.config.decode.num_workers}
+
+
+def controller_settings(settings: ProcessSettings) -> ControllerSettings:
+    """From the cluster's configuration and this host's cores. Raises ConfigError."""
+    config = settings.config
     return ControllerSettings(
-        sizes={Role.PREFILL: config.prefill.num_workers, Role.DECODE: config.decode.num_workers},
+        sizes=first_sizes(settings),
         drain_timeout_s=config.drain_timeout_s,
         settle_s=SETTLE_HEARTBEATS * config.registry.heartbeat_s,
         cores=usable_cores() if config.pin_cores else (),
@@ -127,8 +114,10 @@ def controller_settings(config: ClusterConfig) -> ControllerSettings:
     )
 
 
-async def _run(settings: ProcessSettings, events: ControllerEvents) -> None:
+async def run(settings: ProcessSettings, events: ControllerEvents) -> None:
+    """A controller until a signal ends it. Raises TandemError when it cannot start."""
     config = settings.config
+    own_settings = controller_settings(settings)
     asked = _signals()
     state = PoolState(settings.redis_url, cluster=config.cluster)
     registry = Registry(settings.redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
@@ -144,15 +133,18 @@ async def _run(settings: ProcessSettings, events: ControllerEvents) -> None:
         state,
         registry,
         pools=pools,
-        settings=controller_settings(config),
+        settings=own_settings,
         holder=settings.holder,
         events=events,
     )
-    metrics = await serve_metrics(controller.metrics.registry, settings.worker_host or "127.0.0.1")
+    metrics = await serve_metrics(
+        controller.metrics.registry, settings.metrics_host, port=config.controller_metrics_port
+    )
     events.note(f"controller: metrics at {metrics.url}")
     running = asyncio.create_task(controller.run(), name="controller")
     try:
-        await _until_asked(controller, running, asked, drain_timeout_s=config.drain_timeout_s)
+        async with _following(settings, controller, state, events):
+            await _until_asked(controller, running, asked, drain_timeout_s=config.drain_timeout_s)
     finally:
         controller.stop()
         await asyncio.gather(running, return_exceptions=True)
@@ -160,6 +152,22 @@ async def _run(settings: ProcessSettings, events: ControllerEvents) -> None:
         await ray.close()
         await state.close()
         await registry.close()
+
+
+@contextlib.asynccontextmanager
+async def _following(
+    settings: ProcessSettings, controller: Controller, state: PoolState, events: ControllerEvents
+) -> AsyncIterator[None]:
+    """The sizes file, if there is one, is followed meanwhile."""
+    if not settings.sizes_file:
+        yield
+        return
+    file = SizesFile(Path(settings.sizes_file), state, is_acting=lambda: controller.is_acting, note=events.note)
+    task = asyncio.create_task(file.follow(), name="sizes file")
+    try:
+        yield
+    finally:
+        await cancel_all([task])
 
 
 def _signals() -> asyncio.Queue[signal.Signals]:
@@ -204,7 +212,7 @@ def main() -> int:
     arguments = parser.parse_args()
     setup_logging()
     try:
-        asyncio.run(_run(ProcessSettings.from_json(arguments.settings_json), LineEvents(arguments.ready_fd)))
+        asyncio.run(run(ProcessSettings.from_json(arguments.settings_json), LineEvents(arguments.ready_fd)))
     except TandemError as exc:
         print(f"tandem controller: {exc.message}", file=sys.stderr)
         return 1

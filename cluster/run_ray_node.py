@@ -22,6 +22,7 @@ from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RpcError
 
 from cluster.ray_node_settings import MARK, RayNodeSettings
+from tandem.redis_access import redis_password
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray carries control calls only: neither tokens nor KV go through its object store."""
@@ -53,7 +54,7 @@ def start_node(settings: RayNodeSettings) -> LeanNode:
         gcs_server_port=None if settings.head_address else settings.port,
         external_addresses=[settings.storage, settings.storage] if settings.storage else None,
         redis_username=settings.storage_user,
-        redis_password=settings.storage_password,
+        redis_password=redis_password() if settings.storage else None,
         num_cpus=settings.num_cpus,
         num_gpus=0,
         resources=dict(settings.resources),

@@ -32,7 +32,7 @@ def parse_labels(words: Sequence[str]) -> dict[str, str]:
 
 
 def run_head(config: ClusterConfig, options: HeadOptions, *, ready_file: Path | None, verbose: bool) -> None:
-    """Starts Redis (unless one is given), a head, controller and router; serves until a signal. Raises TandemError."""
+    """Starts Redis (unless one is given), head, controller and perhaps a router; until a signal. Raises TandemError."""
     console = make_console(stderr=True)
     with ConsoleProgress(console) as progress:
 
@@ -54,8 +54,9 @@ def run_head(config: ClusterConfig, options: HeadOptions, *, ready_file: Path | 
 def _print_head(info: ClusterInfo, cluster: str) -> None:
     name = "" if cluster == ClusterConfig().cluster else f" --cluster {cluster}"
     typer.echo(f"head is up after {info.total_s:.1f} s at {info.head}")
-    typer.echo(f"gRPC   {info.grpc}")
-    typer.echo(f"HTTP   {info.http}")
+    if info.grpc:
+        typer.echo(f"gRPC   {info.grpc}")
+        typer.echo(f"HTTP   {info.http}")
     typer.echo(f"join   tandem start --address {info.head} --redis-url {info.redis}{name}")
 
 

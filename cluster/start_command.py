@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
+from cluster.options import (
+    ClusterOption,
+    ConfigOption,
+    MetricsPortOption,
+    ReadyFileOption,
+    RedisOption,
+    SizesFileOption,
+    VerboseOption,
+)
 from cluster.ray_node_settings import LOOPBACK_IP, NodeOffer
+from tandem.config import ClusterConfig
 from tandem.errors import ConfigError
 from tandem.types import Role
 
@@ -17,12 +27,6 @@ HeadOption = Annotated[bool, typer.Option("--head", help="Start a head: Ray's, t
 AddressOption = Annotated[
     str | None, typer.Option("--address", metavar="HOST:PORT", help="Join the head there. Needs --redis-url.")
 ]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="YAML or JSON file; options override it.")]
-RedisOption = Annotated[
-    str | None,
-    typer.Option("--redis-url", help="The cluster's Redis; a head without one starts it, for this machine only."),
-]
-ClusterOption = Annotated[str | None, typer.Option("--cluster", help="Name of the cluster in that Redis.")]
 PortOption = Annotated[
     int, typer.Option("--port", min=0, max=65535, help="Head: where nodes join; 0: the lost head's, or a free one.")
 ]
@@ -36,11 +40,18 @@ DecodeSlotsOption = Annotated[
     int | None, typer.Option("--decode-slots", min=0, help="Decode workers to take. Default: one per core.")
 ]
 NoWorkersOption = Annotated[bool, typer.Option("--no-workers", help="Head: take no workers, only nodes do.")]
+NoRouterOption = Annotated[bool, typer.Option("--no-router", help="Head: routers run elsewhere (`tandem router`).")]
+HandOverOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--hand-over/--end-cluster",
+        help="Head: whether SIGTERM leaves nodes and workers to the next head, or ends them. "
+        "Default: hand over with --no-router and --redis-url, else end.",
+    ),
+]
 LabelOption = Annotated[
     list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Where the node is, as in rack=r7; repeatable.")
 ]
-ReadyFileOption = Annotated[Path | None, typer.Option("--ready-file", help="Written (JSON) once it is up.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show all logs.")]
 
 
 def start(
@@ -54,24 +65,28 @@ def start(
     prefill_slots: PrefillSlotsOption = None,
     decode_slots: DecodeSlotsOption = None,
     no_workers: NoWorkersOption = False,
+    no_router: NoRouterOption = False,
+    hand_over: HandOverOption = None,
+    sizes_file: SizesFileOption = None,
+    metrics_port: MetricsPortOption = None,
     label: LabelOption = None,
     ready_file: ReadyFileOption = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Start one node of a cluster of several, until Ctrl-C: a head, or a node that joins one.
+    """Start a head that nodes join, or a node that joins one; both until Ctrl-C or SIGTERM.
 
-    A node that is stopped has its workers moved elsewhere first. A head that is stopped ends the cluster; one that is
-    lost is started again with the same --redis-url, and finds nodes and workers as they are.
+    A node that is stopped first has its workers moved elsewhere. A head that is stopped ends the cluster, unless it
+    hands over; one that is lost is started again with the same --redis-url, and finds nodes and workers as they are.
+    A head without --redis-url starts a Redis for this machine only.
     """
     from cluster.config_file import load_config
-    from cluster.preflight import check_start
 
-    _check(head=head, address=address, no_workers=no_workers, port=port)
+    _check(head=head, address=address, port=port, only_head=_given(no_workers, no_router, hand_over, sizes_file))
     _check_ip(node_ip)
-    settings = load_config(config, {"registry.redis_url": redis_url, "cluster": cluster})
-
-    if address is None:
-        check_start(settings, has_port_options=False)
+    overrides = {"registry.redis_url": redis_url, "cluster": cluster, "controller_metrics_port": metrics_port}
+    settings = load_config(config, overrides)
+    if head:
+        _check_start(settings, has_router=not no_router, has_workers=not no_workers)
 
     from cluster.processes import usable_cores
     from cluster.start import HeadOptions, parse_labels, run_head, run_member, slot_resources
@@ -84,20 +99,52 @@ def start(
     chosen = {Role.PREFILL: prefill_slots, Role.DECODE: decode_slots}
     slots = {role: default if number is None else number for role, number in chosen.items()}
     if address is None:
-        options = HeadOptions(joinable=True, port=port, slots=slots, **common)
+        options = HeadOptions(
+            joinable=True,
+            port=port,
+            slots=slots,
+            has_router=not no_router,
+            hands_over=bool(no_router and settings.registry.redis_url) if hand_over is None else hand_over,
+            sizes_file="" if sizes_file is None else str(sizes_file),
+            **common,
+        )
         run_head(settings, options, ready_file=ready_file, verbose=verbose)
     else:
         offer = NodeOffer(resources=slot_resources(slots), **common)
         run_member(settings, offer, address=address, ready_file=ready_file, verbose=verbose)
 
 
-def _check(*, head: bool, address: str | None, no_workers: bool, port: int) -> None:
+def _given(no_workers: bool, no_router: bool, hand_over: bool | None, sizes_file: Path | None) -> list[str]:
+    """Options of a head alone that were given."""
+    given = {
+        "--no-workers": no_workers,
+        "--no-router": no_router,
+        "--hand-over": hand_over is not None,
+        "--sizes-file": sizes_file is not None,
+    }
+    return [name for name, is_given in given.items() if is_given]
+
+
+def _check(*, head: bool, address: str | None, port: int, only_head: list[str]) -> None:
     if head == (address is not None):
         raise ConfigError("give either --head or --address HOST:PORT")
-    if address is not None and (no_workers or port):
-        raise ConfigError("--no-workers and --port are a head's: leave them out with --address")
+    heads = [*only_head, *(["--port"] if port else [])]
+    if address is not None and heads:
+        which = "is a head's: leave it out" if len(heads) == 1 else "are a head's: leave them out"
+        raise ConfigError(f"{' and '.join(heads)} {which} with --address")
     if address is not None and not address.rpartition(":")[2].isdigit():
         raise ConfigError(f"--address must be HOST:PORT, got {address!r}")
+
+
+def _check_start(settings: ClusterConfig, *, has_router: bool, has_workers: bool) -> None:
+    """What a head would fail at anyway: it needs the model only for a router or workers of its own."""
+    from cluster.preflight import check_ports
+    from tandem.model.sources import find_model
+
+    if has_router or has_workers:
+        find_model(settings.model.source)
+    if has_router:
+        check_ports(settings.router, has_port_options=False)
 
 
 def _check_ip(node_ip: str | None) -> None:

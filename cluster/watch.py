@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from cluster.access import Access
 from cluster.client import Client
 from cluster.console import make_console
 from cluster.status_view import as_data
@@ -78,10 +79,10 @@ class LineScreen:
         return f"{time.strftime('%H:%M:%S')} {text}"
 
 
-async def watch(endpoint: str, screen: Screen, *, interval_s: float) -> None:
+async def watch(access: Access | str, screen: Screen, *, interval_s: float) -> None:
     """Looks every `interval_s` seconds until cancelled."""
     last: Look | None = None
-    async with Client(endpoint) as client:
+    async with Client(access) as client:
         while True:
             began_s = time.monotonic()
             try:
@@ -95,14 +96,14 @@ async def watch(endpoint: str, screen: Screen, *, interval_s: float) -> None:
             await asyncio.sleep(max(0.0, began_s + interval_s - time.monotonic()))
 
 
-def run_watch(endpoint: str, *, interval_s: float, as_json: bool) -> None:
+def run_watch(access: Access | str, *, interval_s: float, as_json: bool) -> None:
     """Until Ctrl-C, which is the way to end it and no failure."""
     console = make_console()
     live = console.is_terminal and not as_json
     screen: Screen = LiveScreen(console) if live else LineScreen(_print_line, as_json=as_json)
     try:
         with screen.showing():
-            asyncio.run(watch(endpoint, screen, interval_s=interval_s))
+            asyncio.run(watch(access, screen, interval_s=interval_s))
     except KeyboardInterrupt:
         return
 

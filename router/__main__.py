@@ -1,7 +1,6 @@
-"""The router's process: `python -m router --config-json JSON --redis-url URL [--ready-fd N]`.
+"""The router's process below a launcher: `python -m router --config-json JSON --redis-url URL [--ready-fd N]`.
 
-Writes one JSON line to the fd when both servers are bound and a second one when requests will be served. SIGTERM and
-SIGINT drain; a second one ends at once.
+Writes one JSON line to the fd when both servers are bound and a second one when requests will be served.
 """
 
 from __future__ import annotations
@@ -12,91 +11,31 @@ import json
 import os
 import signal
 import sys
-import time
 from typing import Any
 
-import psutil
-
-from router.admin import PoolAdmin
-from router.app import RunningRouter, serve
-from router.dispatcher import WorkerDispatcher
-from tandem.config import ClusterConfig, from_mapping
+from router.process import BoundRouter, RouterEvents, run_router
+from tandem.config import from_mapping
 from tandem.errors import TandemError
-from tandem.model.files import resolve_model
 from tandem.observability.logging import setup_logging
-from tandem.observability.metrics import RouterMetrics
-from tandem.pool_state import PoolState
-from tandem.registry import Registry
 
 
-def _announce(ready_fd: int | None, values: dict[str, Any]) -> None:
-    if ready_fd is not None:
-        os.write(ready_fd, json.dumps(values).encode() + b"\n")
+class LineEvents(RouterEvents):
+    """Writes lines of JSON to the fd; without one, nothing."""
 
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
 
-def _stop_on_signals() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; the second one ends the process. Before this is called the first one does."""
-    stopping = asyncio.Event()
+    def bound(self, router: BoundRouter) -> None:
+        """See `RouterEvents`."""
+        self._write({"grpc": router.grpc, "http": router.http, "startup": router.startup})
 
-    def on_signal(number: int) -> None:
-        if stopping.is_set():
-            os._exit(128 + number)
-        stopping.set()
+    def serving(self) -> None:
+        """See `RouterEvents`."""
+        self._write({"ready": True})
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
-    return stopping
-
-
-async def _run(config: ClusterConfig, *, redis_url: str, ready_fd: int | None) -> None:
-    started_s = time.monotonic()
-    startup = {"imports": time.time() - psutil.Process().create_time()}
-    serving = asyncio.Event()
-    registry = Registry(redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
-    state = PoolState(redis_url, cluster=config.cluster)
-    metrics = RouterMetrics()
-    dispatcher = WorkerDispatcher(registry, on_change=lambda: _note(dispatcher, serving), metrics=metrics)
-    await dispatcher.start()
-    try:
-        files = await asyncio.to_thread(resolve_model, config.model.source)
-        admin = PoolAdmin(state, dispatcher)
-        router = await serve(
-            config=config,
-            dispatcher=dispatcher,
-            tokenizer_dir=files.tokenizer_dir,
-            admin=admin,
-            metrics=metrics,
-        )
-        startup["tokenizer and servers"] = time.monotonic() - started_s
-        stopping = _stop_on_signals()
-        try:
-            addresses = {"grpc": router.grpc_address, "http": f"http://{router.http_address}"}
-            _announce(ready_fd, {**addresses, "startup": startup})
-            await _serve_until(router, serving=serving, stopping=stopping, ready_fd=ready_fd)
-        finally:
-            await router.stop(config.drain_timeout_s)
-    finally:
-        await dispatcher.close()
-        await registry.close()
-        await state.close()
-
-
-def _note(dispatcher: WorkerDispatcher, serving: asyncio.Event) -> None:
-    if dispatcher.ready():
-        serving.set()
-
-
-async def _serve_until(
-    router: RunningRouter, *, serving: asyncio.Event, stopping: asyncio.Event, ready_fd: int | None
-) -> None:
-    waits = {asyncio.create_task(serving.wait()), asyncio.create_task(stopping.wait())}
-    _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    if serving.is_set():
-        _announce(ready_fd, {"ready": True})
-    await stopping.wait()
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
+    def _write(self, values: dict[str, Any]) -> None:
+        if self._fd is not None:
+            os.write(self._fd, json.dumps(values).encode() + b"\n")
 
 
 def main() -> int:
@@ -109,7 +48,8 @@ def main() -> int:
     setup_logging()
     try:
         config = from_mapping(json.loads(arguments.config_json))
-        asyncio.run(_run(config, redis_url=arguments.redis_url, ready_fd=arguments.ready_fd))
+        events = LineEvents(arguments.ready_fd)
+        asyncio.run(run_router(config, redis_url=arguments.redis_url, events=events))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except TandemError as exc:

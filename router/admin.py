@@ -10,11 +10,9 @@ from redis.exceptions import RedisError
 
 from router.dispatcher import WorkerDispatcher
 from tandem.errors import InvalidRequest, RequestNotFound, WorkerUnavailable
-from tandem.pool_state import DesiredState, PoolState
+from tandem.pool_state import MAX_POOL_SIZE, DesiredState, PoolState
 from tandem.rpc.tandem.v1 import inference_pb2
 from tandem.types import Role, WorkerId
-
-MAX_POOL_SIZE = 1024
 
 
 class PoolAdmin:

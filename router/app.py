@@ -8,15 +8,19 @@ from pathlib import Path
 
 import grpc
 
+from router.api_keys import ApiKeys
+from router.auth import KeyInterceptor, KeyLayer
 from router.dispatch import Dispatcher
 from router.frontend import Frontend
 from router.grpc_service import SERVICE_NAMES, Admin, register
 from router.http_server import HttpServer, start_http
 from router.openai_http import make_app
 from router.tokenizer import ChatTokenizer
-from tandem.config import ClusterConfig
+from tandem.config import ClusterConfig, RouterConfig
 from tandem.observability.metrics import RouterMetrics
+from tandem.rpc.health_port import HealthPort
 from tandem.rpc.server import RpcServer, start_server
+from tandem.rpc.tls import TlsFiles, grpc_credentials, http_context
 
 _HEALTH_PERIOD_S = 0.2
 _LAST_WORDS_S = 1.0
@@ -26,10 +30,13 @@ _LAST_WORDS_S = 1.0
 class RunningRouter:
     """Made by `serve`. Addresses are host:port, dialable from this host."""
 
-    def __init__(self, *, frontend: Frontend, rpc: RpcServer, http: HttpServer) -> None:
+    def __init__(
+        self, *, frontend: Frontend, rpc: RpcServer, http: HttpServer, health: HealthPort | None = None
+    ) -> None:
         self.frontend = frontend
         self._rpc = rpc
         self._http = http
+        self._health_port = health
         self._health = asyncio.create_task(self._follow_readiness(), name="router health")
         self._stopping: asyncio.Task[None] | None = None
 
@@ -40,8 +47,18 @@ class RunningRouter:
 
     @property
     def http_address(self) -> str:
-        """Where the OpenAI API is; `http://` comes before it."""
+        """Where the OpenAI API is."""
         return self._http.address
+
+    @property
+    def http_url(self) -> str:
+        """The same with its scheme."""
+        return self._http.url
+
+    @property
+    def health_address(self) -> str:
+        """Where health checks alone are answered; empty when nowhere."""
+        return "" if self._health_port is None else self._health_port.address
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new requests, lets running ones end for `grace_s` seconds, ends the rest, closes both. Idempotent."""
@@ -53,15 +70,28 @@ class RunningRouter:
         self._health.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._health
-        await self._rpc.set_serving(False)
+        await self._say(False)
         await self.frontend.drain(grace_s)
         await asyncio.gather(self._rpc.stop(_LAST_WORDS_S), self._http.stop(_LAST_WORDS_S))
 
     async def _follow_readiness(self) -> None:
         """gRPC health is pushed to its watchers, and the dispatcher announces nothing: so look, and tell changes."""
         while True:
-            await self._rpc.set_serving(self.frontend.accepts_requests)
+            await self._say(self.frontend.accepts_requests)
             await asyncio.sleep(_HEALTH_PERIOD_S)
+
+    async def _say(self, serving: bool) -> None:
+        await self._rpc.set_serving(serving)
+        if self._health_port is not None:
+            await self._health_port.set_serving(serving)
+
+
+def tls_files(router: RouterConfig) -> TlsFiles | None:
+    """Where its certificate is; None when it serves in the clear."""
+    if not router.tls_cert_file:
+        return None
+    client_ca = Path(router.tls_client_ca_file) if router.tls_client_ca_file else None
+    return TlsFiles(cert=Path(router.tls_cert_file), key=Path(router.tls_key_file), client_ca=client_ca)
 
 
 async def serve(
@@ -71,8 +101,9 @@ async def serve(
     tokenizer_dir: Path,
     admin: Admin | None = None,
     metrics: RouterMetrics | None = None,
+    health: HealthPort | None = None,
 ) -> RunningRouter:
-    """Starts a router on config.router's host and ports; port 0 takes a free one.
+    """Starts a router on config.router's host and ports; port 0 takes a free one. `health` is the caller's to stop.
 
     Raises ModelLoadError for an unusable tokenizer, ClusterError when an address cannot be bound.
     """
@@ -83,20 +114,38 @@ async def serve(
         ),
         config=config,
         admin=admin,
+        health=health,
     )
 
 
-async def serve_frontend(frontend: Frontend, *, config: ClusterConfig, admin: Admin | None = None) -> RunningRouter:
-    """`serve` with a frontend that exists already."""
+async def serve_frontend(
+    frontend: Frontend, *, config: ClusterConfig, admin: Admin | None = None, health: HealthPort | None = None
+) -> RunningRouter:
+    """`serve` with a frontend that exists already. Raises ConfigError for unusable certificates or keys."""
 
     def add_services(server: grpc.aio.Server) -> None:
         register(server, frontend, admin)
 
     router = config.router
-    rpc = await start_server(router.host, router.grpc_port, add_services, SERVICE_NAMES)
+    tls = tls_files(router)
+    keys = ApiKeys(Path(router.api_keys_file)) if router.api_keys_file else None
+    app = make_app(frontend)
+    rpc = await start_server(
+        router.host,
+        router.grpc_port,
+        add_services,
+        SERVICE_NAMES,
+        credentials=None if tls is None else grpc_credentials(tls),
+        interceptors=[] if keys is None else [KeyInterceptor(keys)],
+    )
     try:
-        http = await start_http(make_app(frontend), router.host, port=router.http_port)
+        http = await start_http(
+            app if keys is None else KeyLayer(app, keys),
+            router.host,
+            port=router.http_port,
+            tls=None if tls is None else http_context(tls),
+        )
     except BaseException:
         await rpc.stop(0)
         raise
-    return RunningRouter(frontend=frontend, rpc=rpc, http=http)
+    return RunningRouter(frontend=frontend, rpc=rpc, http=http, health=health)

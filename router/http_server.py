@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from typing import Any
 
 import uvicorn
@@ -22,6 +23,7 @@ class HttpServer:
         self._stopping: asyncio.Task[None] | None = None
         self.port = port
         self.address = format_address(host, port)
+        self.url = f"{'https' if server.config.ssl else 'http'}://{self.address}"
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new connections, lets answers under way end for `grace_s` seconds, then cancels them. Idempotent."""
@@ -36,11 +38,12 @@ class HttpServer:
         await self._server.shutdown(sockets=[self._listener])
 
 
-async def start_http(app: Any, host: str, *, port: int) -> HttpServer:
+async def start_http(app: Any, host: str, *, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
     """Serves an ASGI application on host:port; 0 takes a free port. Raises ClusterError when it cannot be bound."""
     listener = _bind(host, port)
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http="httptools")
     config.load()
+    config.ssl = tls
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     try:

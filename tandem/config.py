@@ -149,15 +149,38 @@ class RouterConfig:
     """More open requests than this are refused as overloaded."""
     output_buffer_tokens: int = 4096
     """Tokens kept for a client that reads slowly; past that the request is ended as too slow."""
+    health_port: int = 0
+    """Port for gRPC health checks alone, without TLS: "" serves while the process lives, "tandem.v1.Inference" while
+    requests are served. 0: none."""
+    tls_cert_file: str = ""
+    """PEM file with the server's certificate and the chain below its CA; empty serves without TLS."""
+    tls_key_file: str = ""
+    """PEM file with the certificate's key."""
+    tls_client_ca_file: str = ""
+    """PEM file of CAs: clients must show a certificate that one of them signed. Empty asks for none."""
+    api_keys_file: str = ""
+    """File with one API key a line: requests must carry one as "authorization: Bearer KEY". Empty asks for none."""
 
     def __post_init__(self) -> None:
-        for name in ("grpc_port", "http_port"):
-            _require(0 <= getattr(self, name) <= 65535, f"router.{name}", getattr(self, name), "0 to 65535")
-        is_same = self.grpc_port == self.http_port != 0
-        _require(not is_same, "router.http_port", self.http_port, "another port than router.grpc_port")
+        self._check_ports()
+        self._check_tls()
         _require(self.default_timeout_s > 0, "router.default_timeout_s", self.default_timeout_s, "more than 0")
         _require(self.max_running_requests >= 1, "router.max_running_requests", self.max_running_requests, "1 or more")
         _require(self.output_buffer_tokens >= 1, "router.output_buffer_tokens", self.output_buffer_tokens, "1 or more")
+
+    def _check_ports(self) -> None:
+        taken: dict[int, str] = {}
+        for name in ("grpc_port", "http_port", "health_port"):
+            port = getattr(self, name)
+            _require(0 <= port <= 65535, f"router.{name}", port, "0 to 65535")
+            _require(port == 0 or port not in taken, f"router.{name}", port, f"another port than {taken.get(port)}")
+            taken[port] = f"router.{name}"
+
+    def _check_tls(self) -> None:
+        both = bool(self.tls_cert_file) == bool(self.tls_key_file)
+        _require(both, "router.tls_key_file", self.tls_key_file, "given together with router.tls_cert_file")
+        name, value = "router.tls_client_ca_file", self.tls_client_ca_file
+        _require(not value or bool(self.tls_cert_file), name, value, "given with router.tls_cert_file, or be empty")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +217,8 @@ class ClusterConfig:
     """Longest that a shutdown waits for running requests."""
     pin_cores: bool = True
     """Pin each worker to cores of its own when there are enough."""
+    controller_metrics_port: int = 0
+    """Where the controller serves /metrics; 0 takes a free port."""
 
     def __post_init__(self) -> None:
         _require(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "0 or more")
@@ -202,6 +227,8 @@ class ClusterConfig:
             bound = f"{needed} or more, to hold model.max_context_tokens"
             _require(num_blocks >= needed, f"{name}.num_blocks", num_blocks, bound)
         _require(bool(self.cluster), "cluster", self.cluster, "a name")
+        port = self.controller_metrics_port
+        _require(0 <= port <= 65535, "controller_metrics_port", port, "0 to 65535")
 
 
 _KINDS = {int: "an int", float: "a number", str: "a string", bool: "true or false"}

@@ -7,6 +7,7 @@
     |   +-- ModelNotFound            no such model here
     |   +-- RequestNotFound          cancel of a request that does not run here
     |   +-- DuplicateRequest         the request id is in use
+    +-- Unauthenticated              no API key, or an unknown one
     +-- Overloaded                   no room now; try again later
     +-- WorkerUnavailable            a worker died, drained or could not be reached
     +-- DeadlineExceeded             the request's time is up
@@ -60,6 +61,10 @@ class RequestNotFound(RequestError):
 
 class DuplicateRequest(RequestError):
     code = "duplicate_request"
+
+
+class Unauthenticated(TandemError):
+    code = "invalid_api_key"
 
 
 class Overloaded(TandemError):
@@ -129,6 +134,9 @@ WIRE_STATUS: dict[type[TandemError], WireStatus] = {
     ModelNotFound: _MISSING,
     RequestNotFound: _MISSING,
     DuplicateRequest: WireStatus(grpc="ALREADY_EXISTS", http=409, openai_type="invalid_request_error", retryable=False),
+    Unauthenticated: WireStatus(
+        grpc="UNAUTHENTICATED", http=401, openai_type="invalid_request_error", retryable=False
+    ),
     Overloaded: WireStatus(grpc="RESOURCE_EXHAUSTED", http=429, openai_type="rate_limit_error", retryable=True),
     WorkerUnavailable: _UNAVAILABLE,
     DeadlineExceeded: WireStatus(grpc="DEADLINE_EXCEEDED", http=504, openai_type="timeout_error", retryable=True),

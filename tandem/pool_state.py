@@ -4,17 +4,20 @@ Anyone may write it (an admin call, later a scaling policy); the controller alon
 embedded Redis that loses its memory, and the controller then writes back what it last knew.
 
 Keys (prefix `tandem:{cluster}:`): `pool:{role}` (hash: size, generation), `drain` (set of worker ids to take out),
-`controller` (lease of the one acting controller, TTL), channel `pools` (published with every change).
+`controller` (lease of the one acting controller, TTL), `sizes_file` (JSON: what the sizes file said last), channel
+`pools` (published with every change).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-import redis.asyncio as aioredis
-
+from tandem.redis_access import connect_redis
 from tandem.types import Role, WorkerId
+
+MAX_POOL_SIZE = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +41,19 @@ class DesiredState:
         return self.prefill if role is Role.PREFILL else self.decode
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSizes:
+    """What a file with sizes says. `generation` grows with each version of it; 0 where it has none."""
+
+    sizes: Mapping[Role, int]
+    generation: int = 0
+
+
 class PoolState:
     """A client of the desired state; one per process. Methods raise `redis.RedisError` when Redis is away."""
 
     def __init__(self, redis_url: str, *, cluster: str) -> None:
-        self._redis = aioredis.from_url(
-            redis_url, socket_connect_timeout=2.0, socket_timeout=5.0, decode_responses=True
-        )
+        self._redis = connect_redis(redis_url, decode_responses=True)
         self._prefix = f"tandem:{cluster}:"
 
     async def get(self) -> DesiredState:
@@ -73,6 +82,26 @@ class PoolState:
         if await self._redis.hsetnx(key, "size", str(size)):
             await self._publish()
 
+    async def file_sizes(self) -> FileSizes | None:
+        """What the sizes file said last, as somebody who read it wrote here."""
+        text = await self._redis.get(self._prefix + "sizes_file")
+        if text is None:
+            return None
+        values = json.loads(text)
+        sizes = {Role(role): int(size) for role, size in values["sizes"].items()}
+        return FileSizes(sizes=sizes, generation=int(values["generation"]))
+
+    async def take_file_sizes(self, said: FileSizes, changed: Mapping[Role, int]) -> None:
+        """Keeps what the file says now and asks for the sizes that it has changed, both or neither."""
+        values = {"sizes": {str(role): size for role, size in said.sizes.items()}, "generation": said.generation}
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(self._prefix + "sizes_file", json.dumps(values))
+            for role, size in changed.items():
+                pipe.hset(f"{self._prefix}pool:{role}", "size", str(size))
+            await pipe.execute()
+        if changed:
+            await self._publish()
+
     async def restart(self, role: Role) -> int:
         """Asks that every present worker of the pool be replaced; the new generation."""
         generation = int(await self._redis.hincrby(f"{self._prefix}pool:{role}", "generation", 1))
@@ -91,7 +120,7 @@ class PoolState:
     async def clear(self) -> None:
         """Forgets sizes, generations and drains: the cluster was ended on purpose."""
         pools = [f"{self._prefix}pool:{role}" for role in Role]
-        await self._redis.delete(*pools, self._prefix + "drain")
+        await self._redis.delete(*pools, self._prefix + "drain", self._prefix + "sizes_file")
         await self._publish()
 
     async def hold_lease(self, holder: str, *, ttl_s: float) -> bool:

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-import redis.asyncio as aioredis
-
+from tandem.redis_access import connect_redis
 from tandem.types import Epoch, Role, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -98,7 +97,7 @@ class Registry:
     """A client of the registry; one per process. Methods raise `redis.RedisError` when Redis is away."""
 
     def __init__(self, redis_url: str, *, cluster: str, ttl_s: float) -> None:
-        self._redis = aioredis.from_url(redis_url, socket_connect_timeout=2.0, socket_timeout=5.0)
+        self._redis = connect_redis(redis_url)
         self._prefix = f"tandem:{cluster}:"
         self._ttl_ms = int(ttl_s * 1000)
 

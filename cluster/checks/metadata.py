@@ -11,7 +11,8 @@ from typing import Any
 import redis
 
 from cluster.checks.finding import Finding, Reporter, Settings
-from tandem.errors import ClusterError
+from tandem.errors import ClusterError, ConfigError
+from tandem.redis_access import connect_redis_blocking
 
 LEAST_VERSION = (6, 2)
 SLOW_PING_S = 0.02
@@ -24,13 +25,6 @@ _FIRST_DAY_S = 1_735_689_600
 """2025-01-01: a clock before that has never been set."""
 
 
-def _client(url: str) -> redis.Redis:
-    """Raises ValueError when it is not a Redis URL."""
-    return redis.Redis.from_url(
-        url, socket_connect_timeout=_TIMEOUT_S, socket_timeout=_TIMEOUT_S, decode_responses=True
-    )
-
-
 def check_redis(settings: Settings) -> list[Finding]:
     """The configured server, or the embedded one, which is started for this."""
     report = Reporter("redis")
@@ -39,8 +33,8 @@ def check_redis(settings: Settings) -> list[Finding]:
         return _external(report, url) if url else _embedded(report)
     except ClusterError as exc:
         return report.problem(exc.message, "set registry.redis_url to a server that runs")
-    except ValueError as exc:
-        return report.problem(f"registry.redis_url is not a Redis URL: {exc}", "write redis://host:port/db")
+    except ConfigError as exc:
+        return report.problem(exc.message, "write redis://host:port/db")
     except (redis.RedisError, OSError) as exc:
         return report.problem(
             f"no usable Redis at {_shown(url)}: {exc}",
@@ -62,7 +56,7 @@ def _embedded(report: Reporter) -> list[Finding]:
     try:
         asyncio.run(server.start())
         took_s = time.monotonic() - started_s
-        with _client(server.url) as client:
+        with connect_redis_blocking(server.url, timeout_s=_TIMEOUT_S) as client:
             info = _info(client)
         return report.ok(f"the embedded server starts in {took_s:.1f} s ({_named(info)})")
     finally:
@@ -80,7 +74,7 @@ def _named(info: dict[str, Any]) -> str:
 
 
 def _external(report: Reporter, url: str) -> list[Finding]:
-    with _client(url) as client:
+    with connect_redis_blocking(url, timeout_s=_TIMEOUT_S) as client:
         info = _info(client)
         pings_s = [_timed_ping(client) for _ in range(_NUM_PINGS)]
     latency_s = median(pings_s)
@@ -132,7 +126,7 @@ def _monotonic() -> tuple[float, bool]:
 
 def _against_redis(report: Reporter, url: str, found: str) -> list[Finding]:
     try:
-        with _client(url) as client:
+        with connect_redis_blocking(url, timeout_s=_TIMEOUT_S) as client:
             client.ping()
             asked_s = time.time()
             seconds, micros = client.time()

@@ -20,6 +20,14 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A lazy channel to `address` (host:port). It connects with the first call; close it when done."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, *, server_name: str = ""
+) -> grpc.aio.Channel:
+    """A lazy channel to `address` (host:port). It connects with the first call; close it when done.
+
+    Without `credentials` it is not encrypted. `server_name` is the one in the peer's certificate, where it is another.
+    """
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    name = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+    return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, *name))

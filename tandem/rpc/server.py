@@ -72,23 +72,39 @@ def format_address(host: str, port: int) -> str:
     return f"[{dialable}]:{port}" if ":" in dialable else f"{dialable}:{port}"
 
 
+def bind_port(
+    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+) -> int:
+    """The port that `server` will listen on. Raises ClusterError when it cannot be bound."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as exc:
+        raise ClusterError(f"cannot listen on {address}: {exc}", param="port") from exc
+
+
 async def start_server(
-    host: str, port: int, register: Callable[[grpc.aio.Server], None], service_names: Sequence[str]
+    host: str,
+    port: int,
+    register: Callable[[grpc.aio.Server], None],
+    service_names: Sequence[str],
+    *,
+    credentials: grpc.ServerCredentials | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> RpcServer:
     """Starts a server on host:port (0 takes a free port) with `register`'s services, health and reflection.
 
-    `service_names` are full names ("tandem.v1.Inference"). Raises ClusterError when the address cannot be bound.
+    `service_names` are full names ("tandem.v1.Inference"). Without `credentials` it serves in the clear.
+    Raises ClusterError when the address cannot be bound.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
     register(server)
     checker = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, server)
     reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        bound = server.add_insecure_port(bind)
-    except RuntimeError as exc:
-        raise ClusterError(f"cannot listen on {bind}: {exc}", param="port") from exc
+    bound = bind_port(server, host, port, credentials)
     rpc = RpcServer(server, host=host, port=bound, checker=checker, names=tuple(service_names))
     await rpc._publish(_NOT_SERVING)
     await server.start()

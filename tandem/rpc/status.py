@@ -21,6 +21,7 @@ from tandem.errors import (
     Overloaded,
     RequestCancelled,
     TandemError,
+    Unauthenticated,
     WorkerUnavailable,
     wire_status,
 )
@@ -37,6 +38,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[TandemError]] = {
     grpc.StatusCode.CANCELLED: RequestCancelled,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
 }
 
 

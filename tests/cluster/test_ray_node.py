@@ -114,6 +114,8 @@ def test_the_storage_is_named_by_a_redis_url() -> None:
     storage = RayStorage.from_url("rediss://me:p%40ss@store.example:6380/0")
     assert storage == RayStorage(host="store.example", port=6380, username="me", password="p@ss", tls=True)
     assert storage.address == "rediss://store.example:6380"
+    assert RayStorage.from_url("redis://me@store.example", password="p").password == "p"
+    assert RayStorage.from_url("redis://me:own@store.example", password="p").password == "own"
 
 
 @pytest.mark.parametrize("url", ["unix:///run/redis.sock", "store.example:6379", "redis://"])

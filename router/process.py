@@ -1,0 +1,143 @@
+"""A router's life as a process: health at once, then tokenizer and servers, then requests until a signal.
+
+SIGTERM and SIGINT drain; a second one ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import psutil
+
+from router.admin import PoolAdmin
+from router.app import RunningRouter, serve
+from router.dispatcher import WorkerDispatcher
+from router.grpc_service import SERVICE_NAMES
+from tandem.config import ClusterConfig
+from tandem.model.files import resolve_model
+from tandem.observability.metrics import RouterMetrics
+from tandem.pool_state import PoolState
+from tandem.registry import Registry
+from tandem.rpc.health_port import HealthPort, start_health_port
+from tandem.tasks import cancel_all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundRouter:
+    """Where a router listens: host:port, a URL, host:port or empty; and its start-up phases in seconds."""
+
+    grpc: str
+    http: str
+    health: str
+    startup: dict[str, float]
+
+
+class RouterEvents:
+    """Is told how far the router has come; this one tells nobody."""
+
+    def bound(self, router: BoundRouter) -> None:
+        """Both servers listen."""
+
+    def serving(self) -> None:
+        """Requests will be served. Once."""
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; the second one ends the process. Before this is called the first one does."""
+    stopping = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    return stopping
+
+
+async def run_router(config: ClusterConfig, *, redis_url: str, events: RouterEvents) -> None:
+    """Serves until a signal, then drains. Raises TandemError when it cannot start."""
+    started_s = time.monotonic()
+    startup = {"imports": time.time() - psutil.Process().create_time()}
+    serving = asyncio.Event()
+    registry = Registry(redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
+    state = PoolState(redis_url, cluster=config.cluster)
+    metrics = RouterMetrics()
+    dispatcher = WorkerDispatcher(registry, on_change=lambda: _note(dispatcher, serving), metrics=metrics)
+    async with _health_port(config) as health:
+        await dispatcher.start()
+        try:
+            files = await asyncio.to_thread(resolve_model, config.model.source)
+            router = await serve(
+                config=config,
+                dispatcher=dispatcher,
+                tokenizer_dir=files.tokenizer_dir,
+                admin=PoolAdmin(state, dispatcher),
+                metrics=metrics,
+                health=health,
+            )
+            startup["tokenizer and servers"] = time.monotonic() - started_s
+            await _serve(router, config, startup=startup, serving=serving, events=events)
+        finally:
+            await dispatcher.close()
+            await registry.close()
+            await state.close()
+
+
+def _note(dispatcher: WorkerDispatcher, serving: asyncio.Event) -> None:
+    if dispatcher.ready():
+        serving.set()
+
+
+@contextlib.asynccontextmanager
+async def _health_port(config: ClusterConfig) -> AsyncIterator[HealthPort | None]:
+    router = config.router
+    if not router.health_port:
+        yield None
+        return
+    health = await start_health_port(router.host, router.health_port, SERVICE_NAMES)
+    try:
+        yield health
+    finally:
+        await health.stop()
+
+
+async def _serve(
+    router: RunningRouter,
+    config: ClusterConfig,
+    *,
+    startup: dict[str, float],
+    serving: asyncio.Event,
+    events: RouterEvents,
+) -> None:
+    stopping = _stop_on_signals()
+    try:
+        events.bound(
+            BoundRouter(
+                grpc=router.grpc_address,
+                http=router.http_url,
+                health=router.health_address,
+                startup=startup,
+            )
+        )
+        await _until_stopped(serving, stopping, events)
+    finally:
+        await router.stop(config.drain_timeout_s)
+
+
+async def _until_stopped(serving: asyncio.Event, stopping: asyncio.Event, events: RouterEvents) -> None:
+    waits = {asyncio.create_task(serving.wait()), asyncio.create_task(stopping.wait())}
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if serving.is_set():
+            events.serving()
+        await stopping.wait()
+    finally:
+        await cancel_all(waits)
