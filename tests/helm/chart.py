@@ -89,7 +89,9 @@ def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
 
 def worker_pod(objects: list[Object], name: str) -> Object:
     """The pod of one component of workers: node, prefill or decode."""
-    (found,) = [p for _, p in pods(objects) if p["metadata"].get("labels", {}).get("app.kubernetes.io/component") == name]
+    (found,) = [
+        p for _, p in pods(objects) if p["metadata"].get("labels", {}).get("app.kubernetes.io/component") == name
+    ]
     return found
 
 

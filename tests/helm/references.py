@@ -13,7 +13,9 @@ def dangling(objects: list[Object], outside: frozenset[str] = frozenset()) -> li
     have = {f"{o['kind']}/{o['metadata']['name']}" for o in objects} | outside
     claims = {f"{o['kind']}/{o['metadata']['name']}": _claims(o) for o in objects}
     found = [text for name, pod in pods(objects) for text in _in_pod(name, pod, have, claims.get(name, set()))]
-    return found + _selectors(objects) + _targets(objects, have) + _keys(objects) + _monitors(objects) + _routes(objects)
+    return (
+        found + _selectors(objects) + _targets(objects, have) + _keys(objects) + _monitors(objects) + _routes(objects)
+    )
 
 
 def _claims(o: Object) -> set[str]:
@@ -134,7 +136,9 @@ def _keys(objects: list[Object]) -> list[str]:
         for container in containers(pod):
             for variable in container.get("env", []):
                 reference = variable.get("valueFrom", {}).get("secretKeyRef")
-                if reference and reference["key"] not in data.get(f"Secret/{reference['name']}", {reference["key"]: ""}):
+                if reference and reference["key"] not in data.get(
+                    f"Secret/{reference['name']}", {reference["key"]: ""}
+                ):
                     found.append(f"{name}: Secret/{reference['name']} has no key {reference['key']}")
             sources = {v["name"]: v.get("configMap", {}).get("name") for v in pod["spec"].get("volumes", [])}
             for mount in container.get("volumeMounts", []):

@@ -44,7 +44,10 @@ def test_without_the_operator_each_pool_is_a_stateful_set() -> None:
 
 def test_with_the_operator_each_pool_is_a_group() -> None:
     objects = render(RAY, POOL, SIZES)
-    assert {name: counts(group) for name, group in groups(objects).items()} == {"prefill": (2, 2, 2), "decode": (3, 3, 3)}
+    assert {name: counts(group) for name, group in groups(objects).items()} == {
+        "prefill": (2, 2, 2),
+        "decode": (3, 3, 3),
+    }
     assert [o["metadata"]["name"] for o in kinds(objects, "StatefulSet")] == ["demo-tandem-valkey"]
 
 
@@ -59,7 +62,11 @@ def test_whole_nodes_take_workers_of_both_pools(operator: dict[str, Any]) -> Non
 def test_the_same_pod_runs_with_and_without_the_operator() -> None:
     def essence(objects: list[Object]) -> Object:
         spec = worker_pod(objects, "decode")["spec"]
-        container = {k: v for k, v in spec["containers"][0].items() if k in ("image", "resources", "volumeMounts", "readinessProbe")}
+        container = {
+            k: v
+            for k, v in spec["containers"][0].items()
+            if k in ("image", "resources", "volumeMounts", "readinessProbe")
+        }
         return {"container": container, "volumes": spec["volumes"], "security": spec["securityContext"]}
 
     assert essence(render(POOL)) == essence(render(POOL, RAY))
@@ -73,7 +80,10 @@ def test_mode_controller_has_pods_for_the_most_workers_and_starts_with_the_given
 
 def test_mode_ray_leaves_replicas_to_its_autoscaler() -> None:
     objects = render(RAY, POOL, SIZES, mode("ray"))
-    assert {name: counts(group) for name, group in groups(objects).items()} == {"prefill": (None, 1, 4), "decode": (None, 1, 6)}
+    assert {name: counts(group) for name, group in groups(objects).items()} == {
+        "prefill": (None, 1, 4),
+        "decode": (None, 1, 6),
+    }
     assert find(objects, "RayCluster")["spec"]["enableInTreeAutoscaling"]
     assert {group["template"]["spec"]["restartPolicy"] for group in groups(objects).values()} == {"Never"}
     assert find(objects, "RayCluster")["spec"]["headGroupSpec"]["template"]["spec"].get("restartPolicy") is None

@@ -1,4 +1,4 @@
-"""What the chart renders, an API server takes: every preset and some more, strictly, on three versions of Kubernetes."""
+"""An API server takes what the chart renders: every preset and some more, strictly, on three versions of Kubernetes."""
 
 from __future__ import annotations
 

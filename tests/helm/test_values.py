@@ -86,7 +86,9 @@ def test_a_combination_that_cannot_work_is_refused(values: dict[str, Any], write
 
 
 def test_pools_with_different_tiers_are_refused() -> None:
-    assert "write them under `workers`" in refusal(NEWER, {"topology": {"mode": "pool"}}, {"decode": {"dramTier": {"size": "8Gi"}}})
+    assert "write them under `workers`" in refusal(
+        NEWER, {"topology": {"mode": "pool"}}, {"decode": {"dramTier": {"size": "8Gi"}}}
+    )
 
 
 def test_a_size_that_the_schema_lets_by_is_understood() -> None:

@@ -74,7 +74,9 @@ def test_ranks_take_gpus_and_slots() -> None:
     assert config(objects)["prefill"] == {"tensor_parallel": 4, "pipeline_parallel": 2}
 
 
-@pytest.mark.parametrize(("workers", "ranks", "slots", "expected"), [(4, 1, 8, 1), (5, 2, 4, 3), (8, 4, 8, 4), (0, 1, 1, 0)])
+@pytest.mark.parametrize(
+    ("workers", "ranks", "slots", "expected"), [(4, 1, 8, 1), (5, 2, 4, 3), (8, 4, 8, 4), (0, 1, 1, 0)]
+)
 def test_pods_hold_all_workers_and_no_worker_is_split(workers: int, ranks: int, slots: int, expected: int) -> None:
     decode = {"replicas": workers, "tensorParallel": ranks, "slotsPerPod": slots}
     objects = render(NEWER, POOL, {"decode": decode})
@@ -113,7 +115,9 @@ def test_an_own_affinity_is_kept_beside() -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_rdma_brings_device_capability_and_settings_and_only_then(enabled: bool) -> None:
-    container = main_container(worker_pod(render({"rdma": {"enabled": enabled, "resource": "rdma/ib", "count": 2}}), "node"))
+    container = main_container(
+        worker_pod(render({"rdma": {"enabled": enabled, "resource": "rdma/ib", "count": 2}}), "node")
+    )
     assert container["resources"]["limits"].get("rdma/ib") == (2 if enabled else None)
     assert ("add" in container["securityContext"]["capabilities"]) is enabled
     environment = {variable["name"]: variable.get("value") for variable in container["env"]}
@@ -122,7 +126,9 @@ def test_rdma_brings_device_capability_and_settings_and_only_then(enabled: bool)
 
 def test_only_workers_get_the_capability() -> None:
     objects = render({"rdma": {"enabled": True}})
-    adding = [name for name, pod in pods(objects) for c in containers(pod) if "add" in c["securityContext"]["capabilities"]]
+    adding = [
+        name for name, pod in pods(objects) for c in containers(pod) if "add" in c["securityContext"]["capabilities"]
+    ]
     assert adding == ["StatefulSet/demo-tandem-node"]
 
 

@@ -1,4 +1,4 @@
-"""What an API server would say of an object: Kubernetes' own schemas, slim ones of ours, and full CRDs where they lie."""
+"""What an API server would say of an object: by Kubernetes' schemas, slim ones of ours, full CRDs where they lie."""
 
 from __future__ import annotations
 
