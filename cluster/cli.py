@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from cluster.access_options import with_access
-from cluster.client_commands import MessagesOption, chat, generate, status
+from cluster.client_commands import MessagesOption, chat, generate, status, try_connection
+from cluster.controller_command import controller
 from cluster.echo_group import EchoGroup
-from cluster.node_commands import probe
+from cluster.node_commands import drain_node, node_metrics, probe
 from cluster.options import ConfigOption, JsonOption
 from cluster.pool_commands import drain, restart, scale
 from cluster.router_command import router
@@ -31,7 +32,7 @@ from cluster.start_command import start
 from tandem.errors import ConfigError, TandemError
 
 if TYPE_CHECKING:
-    from cluster.launch import ClusterInfo
+    from cluster.cluster_info import ClusterInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -152,7 +153,7 @@ def up(
             progress.pause()
             if verbose:
                 console.print(startup_table(info))
-            await print_ready(info, settings)
+            print_ready(info, settings)
 
         launcher = ClusterLauncher(settings, progress=progress, verbose=verbose)
         serving = serve(
@@ -167,7 +168,12 @@ def up(
 
 app.command(epilog="Example: tandem start --head --redis-url redis://10.0.0.1:6379 --node-ip 10.0.0.1")(friendly(start))
 app.command(epilog="Example: tandem router --config cluster.yaml --redis-url redis://10.0.0.9:6379")(friendly(router))
+app.command(epilog="Example: tandem controller --ray-address 10.0.0.1:6379 --redis-url redis://10.0.0.9:6379")(
+    friendly(controller)
+)
 app.command(epilog="Example: tandem probe --node-ip 10.0.0.2 --for live")(friendly(probe))
+app.command(epilog="Example: tandem drain-node --node-ip 10.0.0.2 --timeout 120")(friendly(drain_node))
+app.command(epilog="Example: tandem node-metrics --node-ip 10.0.0.2 --metrics-port 9400")(friendly(node_metrics))
 
 
 app.command(epilog="Example: tandem generate 'The capital of France is' --max-tokens 16 --temperature 0")(
@@ -177,6 +183,9 @@ app.command(epilog="Example: tandem chat --temperature 0.7 --system 'Answer in o
     friendly(with_access(chat))
 )
 app.command(epilog="Example: tandem status --json")(friendly(with_access(status)))
+app.command("test-connection", epilog="Example: tandem test-connection --endpoint 10.0.0.1:50051")(
+    friendly(with_access(try_connection))
+)
 app.command(epilog="Example: tandem scale prefill=3 decode=2 --wait")(friendly(with_access(scale)))
 app.command(epilog="Example: tandem drain decode-1 --wait")(friendly(with_access(drain)))
 app.command(epilog="Example: tandem restart decode --wait")(friendly(with_access(restart)))

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.access import Access
 from tandem.errors import ClusterError, TandemError, Unauthenticated
@@ -65,6 +66,7 @@ class Client:
         self._channel = open_channel(self._endpoint, access.credentials(), server_name=access.tls_server_name)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._admin = inference_pb2_grpc.AdminStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -128,6 +130,14 @@ class Client:
         except grpc.aio.AioRpcError as exc:
             raise as_tandem_error(exc, self._endpoint) from exc
         return answer.generation
+
+    async def health(self, service: str, *, timeout_s: float = 10.0) -> str:
+        """What a health check of `service` answers: "SERVING" or another word of gRPC's."""
+        try:
+            answer = await self._health.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise as_tandem_error(exc, self._endpoint) from exc
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
     async def models(self, *, timeout_s: float = 10.0) -> list[inference_pb2.Model]:
         """What the router serves."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cluster.access import Access
+from cluster.fabric import Way
 from cluster.options import JsonOption
 
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, max=2**31 - 1, help="Most tokens of the answer.")]
@@ -78,6 +79,28 @@ def status(
         typer.echo(json.dumps(as_data(answer), indent=2))
     else:
         print_status(answer, make_console(), verbose=verbose)
+
+
+def try_connection(
+    access: Access,
+    http: Annotated[str | None, typer.Option("--http", metavar="URL", help="Ask its HTTP port there too.")] = None,
+    required: Annotated[
+        Way | None, typer.Option("--require-transport", help="Fail unless KV moves over this kind of fabric.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0, help="Longest wait until requests are served, in seconds.")
+    ] = 60.0,
+) -> None:
+    """Try a cluster: health, one generation, and whether its KV moved, and over what. Exit status 1 if not."""
+    asyncio.run(_try(access, http, required=required, timeout_s=timeout_s))
+
+
+async def _try(access: Access, http: str | None, *, required: Way | None, timeout_s: float) -> None:
+    from cluster.connection_check import check_cluster, check_http
+
+    await check_cluster(access, required=required, timeout_s=timeout_s, say=typer.echo)
+    if http is not None:
+        await check_http(http, access, say=typer.echo)
 
 
 async def _status(access: Access) -> Any:

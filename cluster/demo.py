@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from cluster.client import Client
+from cluster.cluster_info import ClusterInfo
 from cluster.console import make_console
 from cluster.demo_prompts import DemoPrompt, demo_prompts
 from cluster.display import ConsoleProgress, startup_table
 from cluster.generate import result_data
-from cluster.launch import ClusterInfo, ClusterLauncher
+from cluster.launch import ClusterLauncher
 from cluster.live_view import LineView, PanelView, SilentView, View
 from cluster.serve import with_cluster
 from cluster.timeline import render_timeline

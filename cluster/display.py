@@ -10,8 +10,8 @@ from rich.progress import Progress as RichProgress
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cluster.cluster_info import ClusterInfo
 from cluster.events import Phase
-from cluster.launch import ClusterInfo
 
 
 class ConsoleProgress:

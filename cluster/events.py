@@ -21,6 +21,15 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInfo:
+    """What a router serves: `max_context_tokens` is what the pools hold, the other what the model itself takes."""
+
+    name: str
+    max_context_tokens: int
+    model_context_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerInfo:
     """A worker that is ready. `startup` has its own phases, in seconds."""
 

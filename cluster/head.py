@@ -23,10 +23,12 @@ from cluster.ray_node import GRACE_S, RayNode
 from cluster.ray_node_settings import LOOPBACK_IP, NodeOffer, RayStorage
 from tandem.errors import ConfigError
 from tandem.redis_access import redis_password
+from tandem.tasks import cancel_all
 from tandem.types import Role
 
 logger = logging.getLogger(__name__)
 
+_RECORD_PERIOD_S = 5.0
 AMPLE_SLOTS = 1024
 """Workers of each pool that a node has room for unless told: pools may grow far beyond their first sizes."""
 
@@ -75,6 +77,7 @@ class RayHead:
         self._cluster = cluster
         self._node = RayNode(log=log)
         self._records: HeadRecords | None = None
+        self._record: HeadRecord | None = None
         self._storage: RayStorage | None = None
 
     async def start(self, redis_url: str, *, is_external: bool) -> str:
@@ -97,12 +100,27 @@ class RayHead:
         offer = NodeOffer(node_ip=options.node_ip, resources=slot_resources(options.slots), labels=options.labels)
         address = await self._node.start_head(offer, port=port, storage=self._storage)
         if self._records is not None:
-            await self._records.put(HeadRecord(address=address.head, token=token))
+            self._record = HeadRecord(address=address.head, token=token)
+            await self._records.put(self._record)
         return address.head
 
     async def supervise(self, note: Callable[[str], None]) -> None:
         """Starts it again, at its address, whenever it dies; until cancelled."""
-        await self._node.supervise(note)
+        keeping = asyncio.create_task(self._keep_record())
+        try:
+            await self._node.supervise(note)
+        finally:
+            await cancel_all([keeping])
+
+    async def _keep_record(self) -> None:
+        """Redis may lose its memory: then it is told again where the head is."""
+        while self._records is not None and self._record is not None:
+            try:
+                if await self._records.get() is None:
+                    await self._records.put(self._record)
+            except RedisError as exc:
+                logger.debug("nothing is known of the head's record, Redis is away: %s", exc)
+            await asyncio.sleep(_RECORD_PERIOD_S)
 
     async def stop(self, *, timeout_s: float = GRACE_S) -> list[str]:
         """Ends it and, unless it hands over, the cluster. Returns processes that had to be killed. Idempotent."""

@@ -8,9 +8,11 @@ Keys (prefix `tandem:{cluster}:`): `head` (JSON), channel `head` (published when
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 
+from cluster.ray_environment import TOKEN_VARIABLE, prepare_environment
 from tandem.redis_access import connect_redis
 
 _ENDED = "ended"
@@ -62,3 +64,19 @@ class HeadRecords:
     async def close(self) -> None:
         """Closes the connections."""
         await self._redis.aclose()
+
+
+async def adopt_token(redis_url: str, *, cluster: str) -> None:
+    """Gives this process the token of the head in Redis, if there is one; what the environment has wins.
+
+    For processes beside a Ray that somebody else may have started. Raises RedisError.
+    """
+    if os.environ.get(TOKEN_VARIABLE):
+        return
+    records = HeadRecords(redis_url, cluster=cluster)
+    try:
+        record = await records.get()
+    finally:
+        await records.close()
+    if record is not None:
+        prepare_environment(token=record.token)

@@ -7,22 +7,23 @@ order: the router drains first, so that no request loses its workers.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from cluster.cluster_info import ClusterInfo
 from cluster.controller_process import ControllerProcess
 from cluster.embedded_redis import EmbeddedRedis, check_redis
-from cluster.events import Phase, Progress, SilentProgress, WorkerInfo
+from cluster.events import ModelInfo, Phase, Progress, SilentProgress, WorkerInfo
 from cluster.head import HeadOptions, RayHead
+from cluster.patience import PATIENCE_S, patiently
 from cluster.pools import WORKER_CLASSES
 from cluster.process_settings import ProcessSettings
 from cluster.processes import kill_children, make_temp_dir
@@ -42,28 +43,6 @@ _END_MARGIN_S = 25.0
 """Time, beyond the drain, in which workers must have ended."""
 _ABANDON_S = 1.5
 """The same for a start that is given up: what has not ended by then is killed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterInfo:
-    """A running cluster, as the ready file has it. `startup` holds phases that overlap; seconds from the start.
-
-    `head` is where other nodes join. With a head that others may join, `workers` is empty: it is up without any.
-    Without a router `grpc` and `http` are empty.
-    """
-
-    grpc: str
-    http: str
-    redis: str
-    head: str
-    workers: tuple[WorkerInfo, ...]
-    startup: tuple[Phase, ...]
-    router_startup: dict[str, float]
-    total_s: float
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(asdict(self), indent=2) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +94,7 @@ class ClusterLauncher:
         self._watchers: list[asyncio.Task[None]] = []
         self._phases: list[Phase] = []
         self._began = 0.0
+        self._model: ModelInfo | None = None
         self._run_dir: Path | None = None
 
     async def __aenter__(self) -> ClusterInfo:
@@ -155,13 +135,15 @@ class ClusterLauncher:
             startup=tuple(self._phases),
             router_startup=endpoints.startup,
             total_s=time.monotonic() - self._began,
+            model=self._model,
         )
 
     async def _start_redis(self) -> str:
         async with self._phase("Redis"):
             url = self._config.registry.redis_url
             if url:
-                await check_redis(url)
+                patience_s = PATIENCE_S if self._head_options.joinable else 0.0
+                await patiently(lambda: check_redis(url), self._progress.note, patience_s=patience_s)
                 return url
             os.environ.pop(PASSWORD_VARIABLE, None)  # for some other server: this one has none
             self._redis = EmbeddedRedis()
@@ -178,7 +160,7 @@ class ClusterLauncher:
             endpoints = await self._router.start()
         if not self._head_options.joinable:
             async with self._phase("router: waiting for workers"):
-                await self._router.serving()
+                self._model = await self._router.serving()
         return endpoints
 
     async def _start_pools(self, redis_url: str) -> list[WorkerInfo]:
@@ -251,7 +233,7 @@ class ClusterLauncher:
         drain_s = self._config.drain_timeout_s
         killed: list[str] = []
         try:
-            killed += await self._stop_router(timeout_s=drain_s + 2.0)
+            killed += await self._stop_router(timeout_s=self._config.router.linger_s + drain_s + 2.0)
         finally:
             killed += await self._stop_pools(end_s=drain_s + _END_MARGIN_S, drain=drain_s > 0)
         return killed

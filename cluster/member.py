@@ -7,6 +7,7 @@ cluster. A head that is only lost does not concern it: its workers go on, and th
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import shutil
 import socket
@@ -17,13 +18,16 @@ from dataclasses import asdict, dataclass
 from redis.exceptions import RedisError
 
 from cluster.embedded_redis import check_redis
+from cluster.federation import serve_node_metrics
 from cluster.head_record import HeadRecord, HeadRecords
+from cluster.patience import patiently
 from cluster.processes import kill_children, make_temp_dir
 from cluster.ray_environment import prepare_environment
 from cluster.ray_node import RayNode
 from cluster.ray_node_settings import NodeOffer
 from tandem.config import ClusterConfig
 from tandem.errors import ClusterError, ConfigError
+from tandem.observability.server import MetricsServer
 from tandem.pool_state import PoolState
 from tandem.registry import Registry, WorkerRecord
 from tandem.tasks import cancel_all, raise_if_cancelled
@@ -42,6 +46,8 @@ class MemberInfo:
     node_id: str
     node_ip: str
     total_s: float
+    metrics: str = ""
+    """URL of its page; empty when there is none."""
 
     def to_json(self) -> str:
         """One JSON object."""
@@ -49,7 +55,10 @@ class MemberInfo:
 
 
 class Member:
-    """One node; also an async context manager that joins and leaves. `note` is told what happens."""
+    """One node; also an async context manager that joins and leaves. `note` is told what happens.
+
+    With `metrics_port` (0: a free one) it serves the metrics of its workers.
+    """
 
     def __init__(
         self,
@@ -58,6 +67,7 @@ class Member:
         address: str,
         offer: NodeOffer,
         note: Callable[[str], None],
+        metrics_port: int | None = None,
         verbose: bool = False,
     ) -> None:
         url = config.registry.redis_url
@@ -72,6 +82,8 @@ class Member:
         self._heads = HeadRecords(url, cluster=config.cluster)
         self._state = PoolState(url, cluster=config.cluster)
         self._registry = Registry(url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
+        self._metrics_port = metrics_port
+        self._metrics: MetricsServer | None = None
         self._joined = False
         self._is_over = False
 
@@ -91,22 +103,29 @@ class Member:
 
     async def _join(self) -> MemberInfo:
         began_s = time.monotonic()
-        await check_redis(self._config.registry.redis_url)
-        prepare_environment(token=(await self._head()).token)
+        await patiently(lambda: check_redis(self._config.registry.redis_url), self._note)
+        prepare_environment(token=(await patiently(self._head, self._note)).token)
         address = await self._node.join(self._address, self._offer)
         self._joined = True
+        await self._serve_metrics()
         return MemberInfo(
             head=address.head,
             node_id=address.node_id,
             node_ip=self._offer.node_ip,
             total_s=time.monotonic() - began_s,
+            metrics="" if self._metrics is None else self._metrics.url,
         )
+
+    async def _serve_metrics(self) -> None:
+        if self._metrics_port is not None:
+            node_ip = self._offer.node_ip
+            self._metrics = await serve_node_metrics(self._registry, node_ip=node_ip, port=self._metrics_port)
 
     async def _head(self) -> HeadRecord:
         record = await self._heads.get()
         if record is None:
             raise ClusterError(f"cluster {self._config.cluster} has no head in this Redis; start it with --head")
-        if record.address != self._address:
+        if _is_ip(self._address) and record.address != self._address:  # a name may stand for it
             raise ClusterError(f"the head of cluster {self._config.cluster} is at {record.address}: give that address")
         return record
 
@@ -135,16 +154,24 @@ class Member:
         """Has the controller move this node's workers; raises ClusterError when some were cut off."""
         left: list[WorkerId] = []
         try:
-            if not await self._node.drain():
-                left = [record.worker_id for record in await self._workers_here()]
-                _cut_off(left, "the head did not answer")
-                return
             async with asyncio.timeout(self._config.drain_timeout_s + _LEAVE_MARGIN_S):
+                await self._close_node()
                 await self._move_workers(left)
         except TimeoutError:
             _cut_off(left, "they had not left in time")
         except RedisError as exc:
             raise ClusterError(f"this node's workers were cut off, Redis is away: {exc}") from exc
+
+    async def _close_node(self) -> None:
+        """Returns when Ray's head has closed it to new workers, or there are none to move; a head may be on its way."""
+        told = False
+        while not await self._node.drain():
+            if not await self._workers_here():
+                return
+            if not told:
+                self._note("the head does not answer; waiting for it, so that this node's workers can be moved")
+                told = True
+            await asyncio.sleep(_POLL_S)
 
     async def _move_workers(self, left: list[WorkerId]) -> None:
         """Returns when no worker runs here. `left` always has those that do."""
@@ -165,6 +192,8 @@ class Member:
 
     async def _close(self) -> None:
         try:
+            if self._metrics is not None:
+                await self._metrics.stop()
             killed = await self._node.stop()
         finally:
             await asyncio.gather(self._heads.close(), self._state.close(), self._registry.close())
@@ -177,6 +206,15 @@ class Member:
         kill_children()
         self._node.remove_temp_dir()
         shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+def _is_ip(address: str) -> bool:
+    """Whether "host:port" has an address for its host, not a name."""
+    try:
+        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _cut_off(workers: list[WorkerId], why: str) -> None:

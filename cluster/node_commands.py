@@ -1,14 +1,15 @@
-"""`tandem probe` and what else runs beside a node's workers, on their machine."""
+"""`tandem probe`, `drain-node` and `node-metrics`: what runs beside a node's workers, on their machine."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cluster.options import ClusterOption, ConfigOption, RedisOption, ThisNodeOption
+from cluster.options import ClusterOption, ConfigOption, MetricsPortOption, RedisOption, ThisNodeOption
 from cluster.probe import Question
 from tandem.config import ClusterConfig
 from tandem.errors import ConfigError
@@ -21,6 +22,9 @@ ForOption = Annotated[
         "router-admitted: a worker is registered here, and every one is ready, so that routers admit it.",
     ),
 ]
+
+
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0, help="Longest wait in seconds.")]
 
 
 def probe(
@@ -49,3 +53,55 @@ def _settings(
     return settings
 
 
+
+
+def drain_node(
+    node_ip: ThisNodeOption,
+    timeout_s: TimeoutOption = 300.0,
+    config: ConfigOption = None,
+    redis_url: RedisOption = None,
+    cluster: ClusterOption = None,
+) -> None:
+    """Take the workers off this node: they finish what they have, and start elsewhere. For a pod's preStop hook.
+
+    Exit status 1 when some are still there after the time; they are named.
+    """
+    from cluster import node_drain
+
+    settings = _settings(config, redis_url=redis_url, cluster=cluster)
+    left = asyncio.run(node_drain.drain_node(settings, node_ip=node_ip, timeout_s=timeout_s, note=_note))
+    typer.echo(f"left {node_ip}: {', '.join(left) or 'there was no worker'}")
+
+
+def node_metrics(
+    node_ip: ThisNodeOption,
+    port: MetricsPortOption = 0,
+    config: ConfigOption = None,
+    redis_url: RedisOption = None,
+    cluster: ClusterOption = None,
+) -> None:
+    """Serve the metrics of this node's workers on one page, for nodes that `tandem start` does not run."""
+    settings = _settings(config, redis_url=redis_url, cluster=cluster)
+    asyncio.run(_serve_metrics(settings, node_ip=node_ip, port=port or 0))
+
+
+async def _serve_metrics(settings: ClusterConfig, *, node_ip: str, port: int) -> None:
+    """Until a signal."""
+    from cluster.federation import serve_node_metrics
+    from tandem.registry import Registry
+
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    registry = Registry(settings.registry.redis_url, cluster=settings.cluster, ttl_s=settings.registry.ttl_s)
+    server = await serve_node_metrics(registry, node_ip=node_ip, port=port)
+    try:
+        typer.echo(f"metrics at {server.url}")
+        await stopping.wait()
+    finally:
+        await server.stop()
+        await registry.close()
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)

@@ -1,17 +1,19 @@
-"""What `tandem probe` asks of this node: one question, one answer; nothing is started and nothing is changed."""
+"""What `tandem probe` asks of this node: one question, one answer; nothing is started and nothing is changed.
+
+It runs every few seconds on every node: what a question does not need is not imported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from redis.exceptions import RedisError
-
-from cluster.raylet import find_raylet
-from cluster.registered import workers_at
 from tandem.config import ClusterConfig
 from tandem.errors import ClusterError
-from tandem.registry import Registry, WorkerRecord
+
+if TYPE_CHECKING:
+    from tandem.registry import WorkerRecord
 
 
 class Question(StrEnum):
@@ -40,6 +42,8 @@ async def ask(question: Question, config: ClusterConfig, *, node_ip: str) -> str
 
 
 def _check_live(node_ip: str) -> None:
+    from cluster.raylet import find_raylet
+
     raylet = find_raylet(node_ip)
     if raylet is None:
         raise ClusterError(f"no Ray node runs here at {node_ip}")
@@ -48,6 +52,11 @@ def _check_live(node_ip: str) -> None:
 
 
 async def _workers(config: ClusterConfig, node_ip: str) -> list[WorkerRecord]:
+    from redis.exceptions import RedisError
+
+    from cluster.registered import workers_at
+    from tandem.registry import Registry
+
     registry = Registry(config.registry.redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
     try:
         return await workers_at(registry, node_ip)

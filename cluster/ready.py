@@ -10,19 +10,17 @@ from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING
 
-from cluster.client import Client
+from cluster.events import ModelInfo
 from cluster.preflight import warn
 from tandem.config import ClusterConfig
-from tandem.rpc.tandem.v1.inference_pb2 import Model
 
 if TYPE_CHECKING:
-    from cluster.launch import ClusterInfo
+    from cluster.cluster_info import ClusterInfo
 
 
-async def print_ready(info: ClusterInfo, config: ClusterConfig) -> None:
-    """Endpoints and commands to stdout, warnings to stderr. Raises TandemError when the router does not answer."""
-    async with Client(info.grpc) as client:
-        model = (await client.models())[0]
+def print_ready(info: ClusterInfo, config: ClusterConfig) -> None:
+    """Endpoints and commands to stdout, warnings to stderr."""
+    model = info.model or ModelInfo(name=config.model.served_name, max_context_tokens=0, model_context_tokens=0)
     warn(context_warnings(config, model))
     body = json.dumps({"model": model.name, "prompt": "The capital of France is", "max_tokens": 16, "temperature": 0})
     print(f"ready in {info.total_s:.1f} s: {model.name}, {len(info.workers)} workers")
@@ -32,7 +30,7 @@ async def print_ready(info: ClusterInfo, config: ClusterConfig) -> None:
     print(f"or     {command_name(sys.argv)} chat --endpoint {info.grpc}", flush=True)
 
 
-def context_warnings(config: ClusterConfig, model: Model) -> list[str]:
+def context_warnings(config: ClusterConfig, model: ModelInfo) -> list[str]:
     """One for the smaller pool when it, not the model, limits how long a request may be."""
     if model.max_context_tokens >= model.model_context_tokens:
         return []

@@ -18,6 +18,7 @@ from cluster.options import ClusterOption, ConfigOption, ReadyFileOption, RedisO
 from tandem.errors import ConfigError
 
 if TYPE_CHECKING:
+    from router.dispatch import ServedModel
     from router.process import RouterEvents
     from tandem.config import ClusterConfig
 
@@ -89,7 +90,7 @@ def _events(ready_file: Path | None) -> RouterEvents:
             if ready_file is not None:
                 write_atomically(ready_file, json.dumps(asdict(router)) + "\n")
 
-        def serving(self) -> None:
+        def serving(self, model: ServedModel | None) -> None:
             typer.echo("requests are served")
 
     return Printed()

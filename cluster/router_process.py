@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from cluster.child import ReportingChild
+from cluster.events import ModelInfo
 from tandem.config import ClusterConfig, to_mapping
 
 ROUTER_COMMAND = (sys.executable, "-m", "router")
@@ -61,10 +62,12 @@ class RouterProcess:
         router = replace(self._config.router, grpc_port=grpc_port, http_port=http_port)
         self._config = replace(self._config, router=router)
 
-    async def serving(self) -> None:
-        """Returns when requests will be served. Raises ClusterError when the router ends before."""
-        while not (await self._child.line()).get("ready"):
+    async def serving(self) -> ModelInfo | None:
+        """What it serves, once it does. Raises ClusterError when the router ends before."""
+        while not (line := await self._child.line()).get("ready"):
             pass
+        model = line.get("model")
+        return model and ModelInfo(**{field.name: model[field.name] for field in fields(ModelInfo)})
 
     async def supervise(self, note: Callable[[str], None]) -> None:
         """Starts the router again whenever it dies; until cancelled."""

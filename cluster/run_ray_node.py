@@ -1,8 +1,8 @@
 """The process that holds one Ray node: `python -m cluster.run_ray_node --settings-json JSON [--ready-fd N]`.
 
 Starts Ray's own processes below itself, says on the fd where the node is, and ends with them: by SIGTERM in order, or
-with status 1 when one of them died. After SIGUSR1 Ray gives the node nothing new to run, and the fd says so. Why this
-is not `ray start`: docs/decisions/0006-ray-node-process.md.
+with status 1 when one of them died. After SIGUSR1 Ray gives the node nothing new to run, and the fd says whether the
+head agreed; if not, it may be asked again. Why this is not `ray start`: docs/decisions/0006-ray-node-process.md.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import os
 import signal
 import sys
 import threading
-import time
 from typing import Any
 
 from ray._private.node import Node
 from ray._private.parameter import RayParams
-from ray.core.generated import autoscaler_pb2
-from ray.exceptions import RpcError
 
+from cluster.node_drain import ask_to_drain
 from cluster.ray_node_settings import MARK, RayNodeSettings
 from tandem.redis_access import redis_password
 
@@ -29,9 +27,6 @@ OBJECT_STORE_BYTES = 80 * 2**20
 _LOOK_EVERY_S = 0.2
 _GCS = "gcs_server"
 _RAYLET = "raylet"
-LONGEST_DRAIN_S = 24 * 3600
-"""Ray ends a drained node itself after this; it ends much sooner, when its workers have left."""
-_DRAIN_CALL_S = 5.0
 
 
 class LeanNode(Node):  # type: ignore[misc]
@@ -100,6 +95,11 @@ class Orders:
         self.drain = self.drain or not stop
         self._asked.set()
 
+    def take_drain(self) -> bool:
+        """Whether a drain was asked for since this was last called."""
+        asked, self.drain = self.drain, False
+        return asked
+
     def stop_asked(self, timeout_s: float) -> bool:
         """Waits for a signal, and says whether one has asked to stop."""
         self._asked.wait(timeout_s)
@@ -107,27 +107,13 @@ class Orders:
         return self._stop
 
 
-def drain(node: LeanNode) -> bool:
-    """Asks Ray to place nothing here any more; whether it agreed. What runs goes on."""
-    deadline_ms = int((time.time() + LONGEST_DRAIN_S) * 1000)
-    reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
-    try:
-        accepted, _ = node.get_gcs_client().drain_node(
-            node.node_id, reason, "the node leaves", deadline_ms, timeout=_DRAIN_CALL_S
-        )
-    except (RpcError, RuntimeError) as exc:
-        print(f"the head did not take the node out: {exc}", file=sys.stderr, flush=True)
-        return False
-    return bool(accepted)
-
-
 def watch(node: LeanNode, orders: Orders, lines: Lines, *, gcs_may_return: bool) -> str:
     """Returns the name of the part that died, or an empty string when asked to stop."""
     drained = False
     while not orders.stop_asked(_LOOK_EVERY_S):
-        if orders.drain and not drained:
-            drained = True
-            lines.write({"draining": drain(node)})
+        if orders.take_drain():
+            drained = ask_to_drain(node.get_gcs_client(), node.node_id)
+            lines.write({"draining": drained})
         died = [name for name, _ in node.dead_processes()]
         if died == [_GCS] and gcs_may_return:
             print("Ray's GCS died; starting it again from its storage", file=sys.stderr, flush=True)

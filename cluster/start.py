@@ -9,10 +9,11 @@ from pathlib import Path
 
 import typer
 
+from cluster.cluster_info import ClusterInfo
 from cluster.console import make_console
 from cluster.display import ConsoleProgress
 from cluster.head import HeadOptions, slot_resources
-from cluster.launch import ClusterInfo, ClusterLauncher
+from cluster.launch import ClusterLauncher
 from cluster.member import Member, MemberInfo
 from cluster.ray_node_settings import NodeOffer
 from cluster.serve import serve
@@ -61,7 +62,13 @@ def _print_head(info: ClusterInfo, cluster: str) -> None:
 
 
 def run_member(
-    config: ClusterConfig, offer: NodeOffer, *, address: str, ready_file: Path | None, verbose: bool
+    config: ClusterConfig,
+    offer: NodeOffer,
+    *,
+    address: str,
+    metrics_port: int | None,
+    ready_file: Path | None,
+    verbose: bool,
 ) -> None:
     """Joins the head at `address`; stays until a signal or the cluster's end. Raises TandemError."""
     console = make_console(stderr=True)
@@ -72,13 +79,17 @@ def run_member(
     async def on_ready(info: MemberInfo) -> None:
         slots = json.dumps(dict(offer.resources))
         typer.echo(f"joined {info.head} after {info.total_s:.1f} s as {info.node_ip}, offering {slots}")
+        if info.metrics:
+            typer.echo(f"metrics of its workers at {info.metrics}")
 
     def on_stop(has_joined: bool) -> None:
         does = "leaving: this node's workers move elsewhere" if has_joined else "stopping"
         note(f"{does}; once more to end at once")
 
     async def run() -> None:
-        member = Member(config, address=address, offer=offer, note=note, verbose=verbose)
+        member = Member(
+            config, address=address, offer=offer, note=note, metrics_port=metrics_port, verbose=verbose
+        )
         await serve(
             member,
             ready_file=ready_file,

@@ -11,8 +11,10 @@ import json
 import os
 import signal
 import sys
+from dataclasses import asdict
 from typing import Any
 
+from router.dispatch import ServedModel
 from router.process import BoundRouter, RouterEvents, run_router
 from tandem.config import from_mapping
 from tandem.errors import TandemError
@@ -29,9 +31,9 @@ class LineEvents(RouterEvents):
         """See `RouterEvents`."""
         self._write({"grpc": router.grpc, "http": router.http, "startup": router.startup})
 
-    def serving(self) -> None:
+    def serving(self, model: ServedModel | None) -> None:
         """See `RouterEvents`."""
-        self._write({"ready": True})
+        self._write({"ready": True, "model": None if model is None else asdict(model)})
 
     def _write(self, values: dict[str, Any]) -> None:
         if self._fd is not None:

@@ -14,6 +14,7 @@ from router.dispatch import Dispatcher
 from router.frontend import Frontend
 from router.grpc_service import SERVICE_NAMES, Admin, register
 from router.http_server import HttpServer, start_http
+from router.lingering import ClosingLayer, age_options
 from router.openai_http import make_app
 from router.tokenizer import ChatTokenizer
 from tandem.config import ClusterConfig, RouterConfig
@@ -31,12 +32,21 @@ class RunningRouter:
     """Made by `serve`. Addresses are host:port, dialable from this host."""
 
     def __init__(
-        self, *, frontend: Frontend, rpc: RpcServer, http: HttpServer, health: HealthPort | None = None
+        self,
+        *,
+        frontend: Frontend,
+        rpc: RpcServer,
+        http: HttpServer,
+        health: HealthPort | None,
+        lingering: ClosingLayer,
+        linger_s: float,
     ) -> None:
         self.frontend = frontend
         self._rpc = rpc
         self._http = http
         self._health_port = health
+        self._lingering = lingering
+        self._linger_s = linger_s
         self._health = asyncio.create_task(self._follow_readiness(), name="router health")
         self._stopping: asyncio.Task[None] | None = None
 
@@ -61,7 +71,10 @@ class RunningRouter:
         return "" if self._health_port is None else self._health_port.address
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new requests, lets running ones end for `grace_s` seconds, ends the rest, closes both. Idempotent."""
+        """Lingers, refuses new requests, lets running ones end for `grace_s` seconds, ends the rest, closes both.
+
+        Idempotent.
+        """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(grace_s), name="router stop")
         await asyncio.shield(self._stopping)
@@ -71,6 +84,8 @@ class RunningRouter:
         with contextlib.suppress(asyncio.CancelledError):
             await self._health
         await self._say(False)
+        self._lingering.closing = True
+        await asyncio.sleep(self._linger_s)
         await self.frontend.drain(grace_s)
         await asyncio.gather(self._rpc.stop(_LAST_WORDS_S), self._http.stop(_LAST_WORDS_S))
 
@@ -129,7 +144,7 @@ async def serve_frontend(
     router = config.router
     tls = tls_files(router)
     keys = ApiKeys(Path(router.api_keys_file)) if router.api_keys_file else None
-    app = make_app(frontend)
+    app = ClosingLayer(make_app(frontend))
     rpc = await start_server(
         router.host,
         router.grpc_port,
@@ -137,6 +152,7 @@ async def serve_frontend(
         SERVICE_NAMES,
         credentials=None if tls is None else grpc_credentials(tls),
         interceptors=[] if keys is None else [KeyInterceptor(keys)],
+        options=age_options(router.linger_s),
     )
     try:
         http = await start_http(
@@ -148,4 +164,11 @@ async def serve_frontend(
     except BaseException:
         await rpc.stop(0)
         raise
-    return RunningRouter(frontend=frontend, rpc=rpc, http=http, health=health)
+    return RunningRouter(
+        frontend=frontend,
+        rpc=rpc,
+        http=http,
+        health=health,
+        lingering=app,
+        linger_s=router.linger_s,
+    )

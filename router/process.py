@@ -17,6 +17,7 @@ import psutil
 
 from router.admin import PoolAdmin
 from router.app import RunningRouter, serve
+from router.dispatch import ServedModel
 from router.dispatcher import WorkerDispatcher
 from router.grpc_service import SERVICE_NAMES
 from tandem.config import ClusterConfig
@@ -44,8 +45,8 @@ class RouterEvents:
     def bound(self, router: BoundRouter) -> None:
         """Both servers listen."""
 
-    def serving(self) -> None:
-        """Requests will be served. Once."""
+    def serving(self, model: ServedModel | None) -> None:
+        """Requests will be served, by `model` if it is still there. Once."""
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -127,17 +128,19 @@ async def _serve(
                 startup=startup,
             )
         )
-        await _until_stopped(serving, stopping, events)
+        await _until_stopped(router, serving, stopping, events)
     finally:
         await router.stop(config.drain_timeout_s)
 
 
-async def _until_stopped(serving: asyncio.Event, stopping: asyncio.Event, events: RouterEvents) -> None:
+async def _until_stopped(
+    router: RunningRouter, serving: asyncio.Event, stopping: asyncio.Event, events: RouterEvents
+) -> None:
     waits = {asyncio.create_task(serving.wait()), asyncio.create_task(stopping.wait())}
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if serving.is_set():
-            events.serving()
+            events.serving(router.frontend.dispatcher.model())
         await stopping.wait()
     finally:
         await cancel_all(waits)

@@ -152,6 +152,9 @@ class RouterConfig:
     health_port: int = 0
     """Port for gRPC health checks alone, without TLS: "" serves while the process lives, "tandem.v1.Inference" while
     requests are served. 0: none."""
+    linger_s: float = 0.0
+    """Seconds after a signal to stop in which requests are still taken, while clients move to other routers; so none
+    is lost. 0 where there is no other router. Only then come `drain_timeout_s`, in which streams end."""
     tls_cert_file: str = ""
     """PEM file with the server's certificate and the chain below its CA; empty serves without TLS."""
     tls_key_file: str = ""
@@ -167,6 +170,8 @@ class RouterConfig:
         _require(self.default_timeout_s > 0, "router.default_timeout_s", self.default_timeout_s, "more than 0")
         _require(self.max_running_requests >= 1, "router.max_running_requests", self.max_running_requests, "1 or more")
         _require(self.output_buffer_tokens >= 1, "router.output_buffer_tokens", self.output_buffer_tokens, "1 or more")
+
+        _require(0 <= self.linger_s <= 600, "router.linger_s", self.linger_s, "0 to 600")
 
     def _check_ports(self) -> None:
         taken: dict[int, str] = {}

@@ -7,13 +7,14 @@ has one all the same loses it to the environment (`hide_password`) before it is 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-import redis
-import redis.asyncio as aioredis
-
 from tandem.errors import ConfigError
+
+if TYPE_CHECKING:
+    import redis
+    import redis.asyncio as aioredis
 
 URL_VARIABLE = "TANDEM_REDIS_URL"
 """For commands that are given no --redis-url."""
@@ -41,6 +42,8 @@ def connect_redis(
     url: str, *, decode_responses: bool = False, connect_timeout_s: float = 2.0, timeout_s: float = 5.0
 ) -> aioredis.Redis:
     """A lazy client; close it when done. Raises ConfigError for what is no Redis URL."""
+    import redis.asyncio as aioredis
+
     options = _options(url, connect_timeout_s=connect_timeout_s, timeout_s=timeout_s)
     try:
         client: aioredis.Redis = aioredis.from_url(url, decode_responses=decode_responses, **options)
@@ -51,6 +54,8 @@ def connect_redis(
 
 def connect_redis_blocking(url: str, *, timeout_s: float) -> redis.Redis:
     """The same for threads; answers are text."""
+    import redis
+
     options = _options(url, connect_timeout_s=timeout_s, timeout_s=timeout_s)
     try:
         client: redis.Redis = redis.Redis.from_url(url, decode_responses=True, **options)

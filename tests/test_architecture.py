@@ -71,6 +71,7 @@ PURE = (
     "cluster/scaling.py",
     "cluster/pool_memory.py",
     "cluster/events.py",
+    "cluster/fabric.py",
     "cluster/ray_node_settings.py",
 )
 """Modules that decide: standard library only, without clock, threads, environment or global randomness.

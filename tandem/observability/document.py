@@ -12,6 +12,7 @@ from pathlib import Path
 from tandem.observability.controller_metrics import ControllerMetrics
 from tandem.observability.metric_set import MetricSet, MetricSpec
 from tandem.observability.metrics import RouterMetrics
+from tandem.observability.node_metrics import NodeMetrics
 from tandem.observability.worker_metrics import DecodeMetrics, PrefillMetrics
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -20,7 +21,11 @@ SETS: Mapping[str, tuple[type[MetricSet], str]] = {
     "router": (RouterMetrics, "On its HTTP port, `/metrics`."),
     "prefill worker": (PrefillMetrics, "On a free port; the URL is in `tandem status --json` as `metrics_url`."),
     "decode worker": (DecodeMetrics, "On a free port; the URL is in `tandem status --json` as `metrics_url`."),
-    "controller": (ControllerMetrics, "On a free port of its host; `tandem up` notes the URL."),
+    "controller": (ControllerMetrics, "On `controller_metrics_port`, or a free port; `tandem up` notes the URL."),
+    "node": (
+        NodeMetrics,
+        "On `--metrics-port` of `tandem start --address`, with all metrics of the node's workers, labelled `worker`.",
+    ),
 }
 """Each kind of process: what it exports, and where."""
 

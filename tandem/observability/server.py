@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -17,16 +17,21 @@ from tandem.rpc.server import format_address
 
 logger = logging.getLogger(__name__)
 
+Collect = Callable[[], Awaitable[CollectorRegistry]]
+
 _REQUEST_TIMEOUT_S = 5.0
 _MAX_HEAD_BYTES = 16_384
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
 
 
 class MetricsServer:
-    """A running server. Made by `serve_metrics`; `url` is http://host:port/metrics, dialable."""
+    """A running server. `collect` is asked for what to show with each request; `url` is dialable.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    Made by `serve_metrics` and `serve_collected`.
+    """
+
+    def __init__(self, collect: Collect) -> None:
+        self._collect = collect
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self.port = 0
@@ -53,7 +58,7 @@ class MetricsServer:
         self._open[task] = writer
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                writer.write(_response(self._registry, await reader.readuntil(b"\r\n\r\n")))
+                writer.write(await _response(self._collect, await reader.readuntil(b"\r\n\r\n")))
                 await writer.drain()
         except asyncio.LimitOverrunError:
             writer.write(_message(400, b"the request's head is too long\n"))
@@ -69,7 +74,16 @@ async def serve_metrics(registry: CollectorRegistry, host: str, *, port: int = 0
 
     Collectors are called in the running event loop.
     """
-    server = MetricsServer(registry)
+
+    async def collect() -> CollectorRegistry:
+        return registry
+
+    return await serve_collected(collect, host, port=port)
+
+
+async def serve_collected(collect: Collect, host: str, *, port: int = 0) -> MetricsServer:
+    """The same for metrics that have to be gathered first. What `collect` raises, the scraper gets as a 500."""
+    server = MetricsServer(collect)
     try:
         await server.start(host, port)
     except OSError as exc:
@@ -77,7 +91,7 @@ async def serve_metrics(registry: CollectorRegistry, host: str, *, port: int = 0
     return server
 
 
-def _response(registry: CollectorRegistry, head: bytes) -> bytes:
+async def _response(collect: Collect, head: bytes) -> bytes:
     line, _, rest = head.decode("latin-1").partition("\r\n")
     words = line.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -89,7 +103,7 @@ def _response(registry: CollectorRegistry, head: bytes) -> bytes:
         return _message(405, b"only GET\n", {"Allow": "GET, HEAD"})
     encode, content_type = choose_encoder(_accepts(rest))
     try:
-        body = encode(registry)
+        body = encode(await collect())
     except Exception:  # a collector failed: the scraper is told, the process goes on
         logger.exception("metrics could not be collected")
         return _message(500, b"a collector failed; see the log\n")

@@ -93,13 +93,14 @@ async def start_server(
     *,
     credentials: grpc.ServerCredentials | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    options: Sequence[tuple[str, int]] = (),
 ) -> RpcServer:
     """Starts a server on host:port (0 takes a free port) with `register`'s services, health and reflection.
 
     `service_names` are full names ("tandem.v1.Inference"). Without `credentials` it serves in the clear.
-    Raises ClusterError when the address cannot be bound.
+    `options` are gRPC's, beside SERVER_OPTIONS. Raises ClusterError when the address cannot be bound.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+    server = grpc.aio.server(options=(*SERVER_OPTIONS, *options), interceptors=interceptors)
     register(server)
     checker = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, server)

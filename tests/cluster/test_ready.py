@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cluster import preflight
+from cluster.events import ModelInfo
 from cluster.preflight import warnings
 from cluster.ready import command_name, context_warnings
 from tandem.config import ClusterConfig, DecodeConfig, PrefillConfig
-from tandem.rpc.tandem.v1.inference_pb2 import Model
 
 
 def make_config(num_workers: int = 1, num_blocks: int = 20) -> ClusterConfig:
@@ -21,14 +21,14 @@ def make_config(num_workers: int = 1, num_blocks: int = 20) -> ClusterConfig:
 
 
 def test_a_pool_that_holds_less_than_the_model_takes_is_named_with_both_numbers() -> None:
-    model = Model(max_context_tokens=320, model_context_tokens=8192)
+    model = ModelInfo(name="m", max_context_tokens=320, model_context_tokens=8192)
     assert context_warnings(make_config(), model) == [
         "decode.num_blocks x block_size holds 320 tokens: longer requests are refused; the model could take 8192"
     ]
 
 
 def test_pools_that_hold_all_that_the_model_takes_need_no_word() -> None:
-    assert not context_warnings(make_config(), Model(max_context_tokens=8192, model_context_tokens=8192))
+    assert not context_warnings(make_config(), ModelInfo(name="m", max_context_tokens=8192, model_context_tokens=8192))
 
 
 @pytest.mark.parametrize(("num_workers", "num_cores", "is_said"), [(1, 2, False), (2, 2, True), (1, 1, True)])
