@@ -34,6 +34,7 @@ SET_BY_CHART = frozenset(
         "router.grpc_port",
         "router.http_port",
         "router.health_port",
+        "router.linger_s",
         "router.tls_cert_file",
         "router.tls_key_file",
         "router.tls_client_ca_file",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,15 +46,20 @@ def preset(name: str) -> dict[str, Any]:
 
 def render(*values: Mapping[str, Any], revision: int = 1, directory: Path = CHART) -> list[Object]:
     """The objects of release `demo` in namespace `llm`, the schema checked. Raises helm_python.HelmError."""
-    given = merged(FIXED, *values)
-    loaded = chart(directory)
-    loaded.validate_schema(given)
-    texts = loaded.render(given, name="demo", namespace="llm", revision=revision)
+    texts = _texts(json.dumps(merged(FIXED, *values), sort_keys=True), revision, directory)
     objects = []
     for path, text in texts.items():
         if not path.endswith("NOTES.txt"):
             objects += [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
     return sorted(objects, key=lambda o: (o["kind"], o["metadata"]["name"]))
+
+
+@functools.cache
+def _texts(values: str, revision: int, directory: Path) -> dict[str, str]:
+    given, loaded = json.loads(values), chart(directory)
+    loaded.validate_schema(given)
+    texts: dict[str, str] = loaded.render(given, name="demo", namespace="llm", revision=revision)
+    return texts
 
 
 def notes(*values: Mapping[str, Any]) -> str:

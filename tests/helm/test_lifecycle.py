@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.member import _LEAVE_MARGIN_S
-from tests.helm.chart import Object, find, kinds, pods, preset, render, worker_pod
+from tests.helm.chart import Object, config, find, kinds, pods, preset, render, worker_pod
 
 POOL = {"topology": {"mode": "pool"}}
 RAY = {"kuberay": {"enabled": True}}
@@ -39,11 +39,10 @@ def test_without_the_operator_the_node_drains_itself() -> None:
     assert "lifecycle" not in worker_pod(render(), "node")["spec"]["containers"][0]
 
 
-def test_a_router_s_grace_covers_its_pause_and_its_drain() -> None:
-    objects = render({"router": {"preStopSeconds": 12}, "config": {"drain_timeout_s": 90}})
-    pod = worker_pod(objects, "router")
-    assert pod["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "12"]
-    assert 102 < grace(pod) < 120
+def test_a_router_s_grace_covers_its_lingering_and_its_drain() -> None:
+    objects = render({"router": {"lingerSeconds": 12}, "config": {"drain_timeout_s": 90}})
+    assert config(objects)["router"]["linger_s"] == 12
+    assert 102 < grace(worker_pod(objects, "router")) < 120
 
 
 def test_a_longer_grace_is_taken() -> None:

@@ -122,10 +122,17 @@ def test_routers_scale_on_their_own_load_and_then_own_their_replicas() -> None:
 
 def test_ray_s_environment_is_that_of_processes_that_tandem_starts() -> None:
     for name, pod in pods(kinds(render(RAY, POOL), "RayCluster")):
-        for container in containers(pod):
+        for container in (c for c in containers(pod) if c["name"] != "node-metrics"):
             environment = {v["name"]: v.get("value") for v in container["env"]}
             assert {key: environment.get(key) for key in _SETTINGS} == _SETTINGS, name
             assert "RAY_AUTH_TOKEN" in environment
+
+
+def test_the_operator_s_pods_have_what_tandem_start_would_do() -> None:
+    objects = render(RAY, POOL)
+    names = [[c["name"] for c in containers(pod)] for _, pod in pods(kinds(objects, "RayCluster"))]
+    assert names == [["ray-head", "controller"], ["ray-worker", "node-metrics"], ["ray-worker", "node-metrics"]]
+    assert worker_pod(objects, "head")["spec"]["shareProcessNamespace"]
 
 
 def test_ray_s_object_store_is_as_small_as_elsewhere() -> None:

@@ -29,6 +29,7 @@ host: 0.0.0.0
 grpc_port: {{ .Values.router.grpcPort }}
 http_port: {{ .Values.router.httpPort }}
 health_port: {{ .Values.router.healthPort }}
+linger_s: {{ .Values.router.lingerSeconds }}
 {{- if .Values.tls.secretName }}
 tls_cert_file: /etc/tandem/tls/tls.crt
 tls_key_file: /etc/tandem/tls/tls.key

@@ -45,6 +45,9 @@ metadata:
 spec:
   serviceAccountName: {{ include "tandem.serviceAccountName" (dict "root" $root "component" "head") }}
   automountServiceAccountToken: {{ eq $root.Values.autoscaling.mode "ray" }}
+  {{- if $root.Values.kuberay.enabled }}
+  shareProcessNamespace: true  # the controller must see Ray's processes
+  {{- end }}
   terminationGracePeriodSeconds: {{ include "tandem.grace" (dict "needed" (include "tandem.workerGrace" $root) "given" $head.terminationGracePeriodSeconds "name" "head.terminationGracePeriodSeconds") }}
   {{- include "tandem.podScheduling" (dict "root" $root "section" $head) | nindent 2 }}
   {{- with $head.affinity }}

@@ -33,6 +33,9 @@ spec:
   {{- end }}
   containers:
     - {{ include "tandem.workerContainer" (dict "root" $root "name" .name "shape" $shape) | nindent 6 | trim }}
+    {{- if $root.Values.kuberay.enabled }}
+    - {{ include "tandem.nodeMetricsContainer" (dict "root" $root "shape" $shape) | nindent 6 | trim }}
+    {{- end }}
   {{- if eq $root.Values.topology.mode "mnnvl" }}
   resourceClaims:
     - name: compute-domain
@@ -79,8 +82,10 @@ env:
   {{- with .shape.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- if not $root.Values.kuberay.enabled }}
 ports:
   - {name: tandem-metrics, containerPort: {{ .shape.metricsPort }}}
+{{- end }}
 resources:
   {{- include "tandem.workerResources" . | nindent 2 }}
 securityContext:
@@ -94,6 +99,34 @@ lifecycle:
 {{- end }}
 volumeMounts:
   {{- include "tandem.workerMounts" (dict "root" $root "shape" .shape) | nindent 2 }}
+{{- end -}}
+
+{{/* dict root, shape: beside Ray under the operator, where no process of ours runs the node. */}}
+{{- define "tandem.nodeMetricsContainer" -}}
+name: node-metrics
+image: {{ include "tandem.image" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+command: [tandem, node-metrics]
+args:
+  - --config
+  - /etc/tandem/config.yaml
+  - --redis-url
+  - $(TANDEM_REDIS_URL)
+  - --node-ip
+  - $(POD_IP)
+  - --metrics-port
+  - {{ .shape.metricsPort | quote }}
+env:
+  {{- include "tandem.podIpEnv" .root | nindent 2 }}
+  {{- include "tandem.redisEnv" .root | nindent 2 }}
+ports:
+  - {name: tandem-metrics, containerPort: {{ .shape.metricsPort }}}
+resources:
+  {{- include "tandem.resources" (dict "cpu" "100m" "memory" "512Mi" "cpuLimit" "" "ephemeralStorage" "256Mi") | nindent 2 }}
+securityContext:
+  {{- include "tandem.containerSecurity" (dict) | nindent 2 }}
+volumeMounts:
+  {{- include "tandem.commonMounts" .root | nindent 2 }}
 {{- end -}}
 
 {{/* dict root, name, shape: of `tandem start`, without the operator. */}}
