@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo up test check bench proto helm-tools helm-check helm-golden chart clean
+RUNS ?= 5
+
+.PHONY: help install demo up test fuzz check bench proto helm-tools helm-check helm-golden chart clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +14,7 @@ help:
 	@echo "make demo      start a cluster, send five prompts, show where their time went, stop"
 	@echo "make up        start a cluster and keep serving (ARGS='--prefill 2' for options)"
 	@echo "make test      run the tests (ARGS='-k name' for options)"
+	@echo "make fuzz      run the property tests on new examples, RUNS times (default 5)"
 	@echo "make check     lint, types, architecture, freshness of generated code and of docs/metrics.md"
 	@echo "make bench     measure this machine"
 	@echo "make proto     generate the gRPC stubs from proto/"
@@ -40,6 +43,11 @@ up: install
 
 test: install
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: install
+	@for run in $$(seq $(RUNS)); do \
+		$(BIN)/python -m pytest -q --hypothesis-profile=search $$(grep -rlE '^(from|import) hypothesis' tests --include='test_*.py') $(ARGS) || exit 1; \
+	done
 
 check: install
 	$(BIN)/ruff check .

@@ -105,7 +105,7 @@ class PoolMemory:
             state = _state(known, in_ray.get(worker_id), records.get(worker_id), is_leaving=worker_id in leaving)
             self._enter(known, state, now)
         return ObservedPool(
-            workers=tuple(self._observed(known, records) for known in self._known.values()),
+            workers=tuple(self._observed(known, in_ray, records) for known in self._known.values()),
             failures=self.failures,
             reserved=frozenset(records.keys() - self._known.keys()),
         )
@@ -118,7 +118,10 @@ class PoolMemory:
             known.was_ready = True
             self.failures = Failures()
 
-    def _observed(self, known: _Known, records: Mapping[WorkerId, Registered]) -> ObservedWorker:
+    def _observed(
+        self, known: _Known, in_ray: Mapping[WorkerId, FoundWorker], records: Mapping[WorkerId, Registered]
+    ) -> ObservedWorker:
+        found = in_ray.get(known.placement.worker_id)
         record = records.get(known.placement.worker_id)
         return ObservedWorker(
             worker_id=known.placement.worker_id,
@@ -127,6 +130,7 @@ class PoolMemory:
             generation=known.placement.generation,
             since_s=known.since_s,
             load=record.load if record is not None else 0,
+            is_placed=found is not None and found.is_placed,
         )
 
 

@@ -29,7 +29,10 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservedWorker:
-    """One worker that exists. `since_s` is when it came into its state; `load` is its running and waiting sequences."""
+    """One worker that exists. `since_s` is when it came into its state; `load` is its running and waiting sequences.
+
+    `is_placed` says whether a node has taken it.
+    """
 
     worker_id: WorkerId
     role: Role
@@ -37,6 +40,7 @@ class ObservedWorker:
     generation: int
     since_s: float
     load: int = 0
+    is_placed: bool = True
 
     @property
     def index(self) -> int:
@@ -76,6 +80,8 @@ class Limits:
 
     lost_s: float = 60.0
     """A lost worker that is not back by then is replaced."""
+    room_s: float = 10.0
+    """A replacement that no node has taken by then finds no room, so what it is to replace must go first."""
     first_backoff_s: float = 1.0
     """Pause after the first failed start; doubled with each further one."""
     longest_backoff_s: float = 60.0
@@ -136,10 +142,12 @@ def reconcile(
 
 def reconcile_pool(role: Role, goal: Goal, pool: ObservedPool, *, now: float, limits: Limits) -> tuple[Action, ...]:
     """Next actions for one pool: removals first, then starts, then orders that are carried out."""
-    kept, removals = _remove_condemned(role, goal, pool.workers, now=now, limits=limits)
+    held = _held(goal, pool, now=now, limits=limits)
+    workers = [worker for worker in pool.workers if worker != held]
+    kept, removals = _remove_condemned(role, goal, workers, now=now, limits=limits)
     kept, retired = _retire(goal, kept)
     removals += [_removal(worker) for worker in retired]
-    is_leaving = any(isinstance(removal, Drain) for removal in removals)
+    is_leaving = held is not None or any(isinstance(removal, Drain) for removal in removals)
     starts = _starts(role, goal, pool, kept=kept, is_leaving=is_leaving, now=now, limits=limits)
     return (*removals, *starts, *_forgotten(role, goal, pool))
 
@@ -148,6 +156,22 @@ def _removal(worker: ObservedWorker) -> Action:
     """A lost worker may be away from Redis only and still serve, so it drains too."""
     kind = Stop if worker.state in (WorkerState.STARTING, WorkerState.FAILED) else Drain
     return kind(worker_id=worker.worker_id, role=worker.role)
+
+
+def _held(goal: Goal, pool: ObservedPool, *, now: float, limits: Limits) -> ObservedWorker | None:
+    """The worker to be drained that still has to serve: without it none would, and a replacement may come.
+
+    It is not counted as one of the pool, so the replacement is started. The last to go is the least loaded.
+    """
+    ready = [worker for worker in pool.workers if worker.state is WorkerState.READY]
+    asked = [worker for worker in ready if worker.worker_id in goal.drain]
+    if not asked or len(asked) < len(ready) or goal.size == 0 or pool.failures.count:
+        return None
+    replacements = [w for w in pool.workers if w.state is WorkerState.STARTING and w.worker_id not in goal.drain]
+    without_room = [w for w in replacements if not w.is_placed and now - w.since_s >= limits.room_s]
+    if without_room and len(without_room) == len(replacements):
+        return None
+    return min(asked, key=lambda worker: (worker.load, worker.index))
 
 
 def _remove_condemned(

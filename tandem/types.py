@@ -14,6 +14,8 @@ BlockId = NewType("BlockId", int)
 """Index of a block in one worker's KV cache."""
 Epoch = NewType("Epoch", int)
 """Incarnation number of a worker; larger for every later start in the cluster."""
+BlockHash = NewType("BlockHash", bytes)
+"""Name of a full block's content and everything before it, 16 bytes; see `tandem/kv/hashing.py`."""
 
 MAX_STOP_STRINGS = 16
 

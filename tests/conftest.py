@@ -10,6 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
+
+settings.register_profile("suite", derandomize=True)
+settings.register_profile("search", derandomize=False, print_blob=True)
+settings.load_profile("suite")  # the same examples each time; `make fuzz` looks for new ones
 
 SHARED_MEMORY = Path("/dev/shm")
 OUR_DIRECTORY = re.compile(r"tandem-(ray|redis|run)-(\d+)-")

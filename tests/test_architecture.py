@@ -49,6 +49,8 @@ PURE = (
     "tandem/kv/layout.py",
     "tandem/kv/hashing.py",
     "tandem/kv/block_pool.py",
+    "tandem/kv/eviction.py",
+    "tandem/kv/prefix_directory.py",
     "tandem/kv/prefix_index.py",
     "tandem/kv/tiering.py",
     "tandem/model/spec.py",

@@ -285,22 +285,23 @@ def test_a_second_controller_waits_until_the_first_has_gone() -> None:
 def test_a_controller_that_dies_in_the_middle_is_followed_by_one_that_finishes() -> None:
     async def test(world: World) -> None:
         async with acting(world.controller()):
-            await world.until_ready("prefill-0", "decode-0")
+            await world.state.set_size(P, 2)
+            await world.until_ready("prefill-0", "prefill-1", "decode-0")
             world.pools.may_start.clear()
             world.pools.may_finish.clear()
             await world.state.set_size(D, 3)
             await world.state.ask_drain(WorkerId("prefill-0"))
 
             async def under_way() -> bool:
-                return {"start decode-2", "drain prefill-0", "start prefill-1"} <= set(world.pools.log)
+                return {"start decode-2", "drain prefill-0", "start prefill-2"} <= set(world.pools.log)
 
             await world.until(under_way)
         world.pools.may_start.set()
         world.pools.may_finish.set()
         async with acting(world.controller()):
-            await world.until_ready("prefill-1", "decode-0", "decode-1", "decode-2")
+            await world.until_ready("prefill-1", "prefill-2", "decode-0", "decode-1", "decode-2")
         starts = [line for line in world.pools.log if line.startswith("start")]
-        assert len(starts) == len(set(starts)) == 5
+        assert len(starts) == len(set(starts)) == 6
 
     run(test)
 

@@ -12,11 +12,16 @@ from typing import Any
 
 import pytest
 
+from cluster.embedded_redis import EmbeddedRedis
+from cluster.placement import Selector, WorkerPlacement
+from cluster.pools import RayPools
 from cluster.ray_client import RayClient
 from cluster.ray_environment import new_token, prepare_environment
 from cluster.ray_node import RayNode
 from cluster.ray_node_settings import LOOPBACK_IP, NodeOffer, RayAddress, RayStorage
+from tandem.config import ClusterConfig, split_labels, to_mapping
 from tandem.errors import ClusterError, ConfigError
+from tandem.types import Role, WorkerId
 from tests.conftest import children
 
 SETTLE_S = 60.0
@@ -91,6 +96,54 @@ def test_a_node_joins_with_slots_and_labels_joins_again_when_it_dies_and_leaves_
         assert not children()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_worker_goes_only_to_a_node_with_the_labels_that_its_pool_asks_for() -> None:
+    async def scenario() -> None:
+        redis = EmbeddedRedis()
+        await redis.start()
+        async with head_of({"tandem_decode": 4.0}) as (_, address):
+            node, client = RayNode(), RayClient(address.head, namespace="test")
+            offer = NodeOffer(node_ip="127.0.0.3", resources={"tandem_decode": 4.0}, labels={"rack": "r7"})
+            await node.join(address.head, offer)
+            await client.connect()
+            pools = RayPools(
+                client,
+                cluster="test",
+                settings_of=lambda place: tiny_settings(place.worker_id, redis.url),
+                classes={Role.DECODE: "tests.cluster.tiny_worker:TinyWorker"},
+            )
+            try:
+                in_r7 = [await pools.start(place_in("r7", index)) for index in range(2)]
+                assert [info.address.partition(":")[0] for info in in_r7] == ["127.0.0.3"] * 2
+                nowhere = asyncio.create_task(pools.start(place_in("r9", 2)))
+                async with asyncio.timeout(SETTLE_S):
+                    while len(found := await pools.find()) < 3:  # noqa: ASYNC110  Ray announces nothing
+                        await asyncio.sleep(0.05)
+                assert {w.placement.worker_id: w.is_placed for w in found}[WorkerId("decode-2")] is False
+                nowhere.cancel()
+                await asyncio.gather(nowhere, return_exceptions=True)
+                for worker in found:
+                    await pools.stop(worker.placement.worker_id, 20.0)
+                assert await pools.find() == []
+            finally:
+                await client.close()
+                await node.stop()
+                redis.stop()
+        assert not children()
+
+    asyncio.run(scenario())
+
+
+def place_in(rack: str, index: int) -> WorkerPlacement:
+    selector = Selector(labels=split_labels(f"rack={rack}"))
+    return WorkerPlacement(worker_id=WorkerId(f"decode-{index}"), role=Role.DECODE, selector=selector)
+
+
+def tiny_settings(worker_id: WorkerId, redis_url: str) -> dict[str, Any]:
+    config = to_mapping(ClusterConfig())
+    return {"config": config, "worker_id": worker_id, "redis_url": redis_url, "host": "", "cores": []}
 
 
 def test_a_port_that_is_taken_fails_in_one_line_and_leaves_nothing() -> None:

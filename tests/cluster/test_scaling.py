@@ -32,7 +32,13 @@ DRAINING, FAILED = WorkerState.DRAINING, WorkerState.FAILED
 
 
 def make_worker(
-    index: int, state: WorkerState = READY, *, generation: int = 0, load: int = 0, since_s: float = 0.0
+    index: int,
+    state: WorkerState = READY,
+    *,
+    generation: int = 0,
+    load: int = 0,
+    since_s: float = 0.0,
+    is_placed: bool = True,
 ) -> ObservedWorker:
     return ObservedWorker(
         worker_id=WorkerId(f"decode-{index}"),
@@ -41,6 +47,7 @@ def make_worker(
         generation=generation,
         since_s=since_s,
         load=load,
+        is_placed=is_placed,
     )
 
 
@@ -110,6 +117,35 @@ def test_a_worker_that_stays_lost_is_replaced() -> None:
 def test_a_drained_worker_is_replaced_at_once() -> None:
     goal = Goal(size=2, drain=frozenset({WorkerId("decode-0")}))
     assert decide(goal, make_worker(0), make_worker(1)) == [drain(0), start(2)]
+
+
+ORDERED_OUT = Goal(size=1, drain=frozenset({WorkerId("decode-0")}))
+
+
+def test_the_last_worker_that_serves_is_drained_only_when_its_replacement_serves() -> None:
+    assert decide(ORDERED_OUT, make_worker(0)) == [start(1)]
+    assert decide(ORDERED_OUT, make_worker(0), make_worker(1, STARTING), now=500.0) == []
+    assert decide(ORDERED_OUT, make_worker(0), make_worker(1)) == [drain(0)]
+
+
+def test_a_drain_of_all_workers_keeps_one_until_a_replacement_serves() -> None:
+    goal = Goal(size=2, drain=frozenset({WorkerId("decode-0"), WorkerId("decode-1")}))
+    busy, idle = make_worker(0, load=3), make_worker(1)
+    assert decide(goal, busy, idle) == [drain(0), start(2), start(3)]
+
+
+def test_the_last_worker_goes_first_when_there_is_no_room_for_its_replacement() -> None:
+    waiting = make_worker(1, STARTING, is_placed=False)
+    assert decide(ORDERED_OUT, make_worker(0), waiting, now=9.0) == []
+    assert decide(ORDERED_OUT, make_worker(0), waiting, now=10.0) == [drain(0)]
+
+
+def test_the_last_worker_goes_first_when_replacements_cannot_start() -> None:
+    assert decide(ORDERED_OUT, make_worker(0), failures=Failures(count=1, last_s=0.5)) == [drain(0)]
+
+
+def test_the_last_worker_of_a_pool_of_size_zero_is_drained_at_once() -> None:
+    assert decide(Goal(size=0, drain=frozenset({WorkerId("decode-0")})), make_worker(0)) == [drain(0)]
 
 
 def test_an_order_to_drain_somebody_who_is_gone_is_forgotten_before_the_id_is_used_again() -> None:
@@ -214,9 +250,11 @@ class TwoPools(RuleBasedStateMachine):
         size = self.goals[role].size
         assert num_after <= max(size + SURGE, 0)
         assert ready_after >= min(size, ready_before) - num_ordered
+        if size and not self.failures[role].count:
+            assert ready_after >= min(1, ready_before), "the last one that serves was taken away"
         if num_after > num_before:
             restarting = any(w.generation < self.goals[role].generation for w in self.of(role, READY, STARTING, LOST))
-            assert num_after <= size + (SURGE if restarting else 0)
+            assert num_after <= size + (SURGE if restarting or num_ordered else 0)
 
     def carry_out(self, action: Action) -> None:
         match action:

@@ -16,6 +16,7 @@ import grpc
 import pytest
 from redis import Redis
 
+from benchmarks.nodes import Nodes, Started
 from cluster.embedded_redis import EmbeddedRedis
 from cluster.router_process import RouterProcess
 from tandem.config import from_mapping
@@ -26,7 +27,6 @@ from tandem.rpc.tandem.v1 import inference_pb2_grpc
 from tandem.types import Role
 from tests.conftest import directories
 from tests.e2e.live import generate
-from tests.e2e.nodes import Nodes, Started
 from tests.tiny_model import save_tiny_llama
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

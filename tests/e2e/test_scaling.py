@@ -1,4 +1,7 @@
-"""Pools that change under constant load: no request fails, no block leaks, every answer is that of transformers."""
+"""Pools that change under constant load: no request fails, no block leaks, every answer is that of transformers.
+
+With a small model, so that the time goes into what is tested; `benchmarks/scaling.py` does the same with real weights.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ import psutil
 import pytest
 
 from benchmarks.load import Load, constant_load
+from tandem.model.files import resolve_model
 from tandem.rpc.tandem.v1 import inference_pb2
-from tests.e2e.conftest import MAX_TOKENS
 from tests.e2e.live import LiveCluster, is_idle, live_cluster, run, until, workers_of
+from tests.oracle import Oracle, golden_tokens
+from tests.tiny_model import save_tiny_llama
 
 pytestmark = pytest.mark.slow
 
 CHANGE_TIMEOUT_S = 150.0
-PROMPTS = ("chat_capital", "code_python", "german", "length_33", "length_257")
+PROMPT_LENGTHS = (1, 31, 33, 257, 700)
+MAX_TOKENS = 48
 CONFIG = {
     "transfer": {"transport": "shm", "lease_s": 5.0},
     "prefill": {"num_blocks": 256},
@@ -32,8 +38,27 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    with live_cluster(tmp_path_factory.mktemp("scaling"), CONFIG) as cluster:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", num_kv_heads=2)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> dict[str, list[int]]:
+    return {f"length_{n}": [(7 * i * i + 3 * n) % 256 for i in range(n)] for n in PROMPT_LENGTHS}
+
+
+@pytest.fixture(scope="module")
+def golden(
+    model: Path, prompts: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[int, ...]]:
+    oracle = Oracle(resolve_model(str(model)), tmp_path_factory.mktemp("oracle"))
+    return {name: golden_tokens(oracle, ids, MAX_TOKENS) for name, ids in prompts.items()}
+
+
+@pytest.fixture(scope="module")
+def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    config = {**CONFIG, "model": {"source": str(model)}}
+    with live_cluster(tmp_path_factory.mktemp("scaling"), config) as cluster:
         yield cluster
 
 
@@ -77,8 +102,7 @@ def test_a_pool_grows_and_shrinks_under_load(
 
     async def scenario() -> Load:
         untouched = pids(await until(cluster, has(role, 1)), other)
-        chosen = {name: prompts[name] for name in PROMPTS}
-        async with constant_load(cluster.grpc, chosen, num_clients=4, max_tokens=MAX_TOKENS) as load:
+        async with constant_load(cluster.grpc, prompts, num_clients=4, max_tokens=MAX_TOKENS) as load:
             await load.wait_for(4)
             result = await tandem(cluster, "scale", f"{role}=3", "--wait", "--json")
             assert result.returncode == 0, result.stderr
@@ -102,8 +126,7 @@ def test_a_restart_replaces_every_worker_and_fails_no_request(
 ) -> None:
     async def scenario() -> Load:
         before = pids(await until(cluster, has("decode", 1)), "decode")
-        chosen = {name: prompts[name] for name in PROMPTS}
-        async with constant_load(cluster.grpc, chosen, num_clients=3, max_tokens=MAX_TOKENS) as load:
+        async with constant_load(cluster.grpc, prompts, num_clients=3, max_tokens=MAX_TOKENS) as load:
             result = await tandem(cluster, "restart", "decode", "--wait")
             assert result.returncode == 0, result.stderr
             await load.wait_for(4)
@@ -121,8 +144,7 @@ def test_a_controller_that_dies_in_the_middle_of_a_change_comes_back_and_finishe
 ) -> None:
     async def scenario() -> Load:
         await until(cluster, has("decode", 1))
-        chosen = {name: prompts[name] for name in PROMPTS}
-        async with constant_load(cluster.grpc, chosen, num_clients=3, max_tokens=MAX_TOKENS) as load:
+        async with constant_load(cluster.grpc, prompts, num_clients=3, max_tokens=MAX_TOKENS) as load:
             assert (await tandem(cluster, "scale", "decode=2")).returncode == 0
             os.kill(controller_pid(cluster), signal.SIGKILL)
             await until(cluster, has("decode", 2), timeout_s=CHANGE_TIMEOUT_S)
@@ -137,12 +159,16 @@ def test_a_controller_that_dies_in_the_middle_of_a_change_comes_back_and_finishe
 
 
 @pytest.mark.timeout(600)
-def test_a_worker_that_is_drained_or_killed_is_replaced(cluster: LiveCluster) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_is_drained_or_killed_is_replaced_and_a_drain_of_the_only_one_fails_no_request(
+    cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
+) -> None:
+    async def scenario() -> Load:
         before = await until(cluster, has("prefill", 1))
         (drained,) = workers_of(before, "prefill")
-        result = await tandem(cluster, "drain", drained.worker_id, "--wait")
-        assert result.returncode == 0, result.stderr
+        async with constant_load(cluster.grpc, prompts, num_clients=2, max_tokens=MAX_TOKENS) as load:
+            result = await tandem(cluster, "drain", drained.worker_id, "--wait")
+            assert result.returncode == 0, result.stderr
+            await load.wait_for(2)
         (fresh,) = workers_of(await until(cluster, has("prefill", 1)), "prefill")
         assert fresh.pid != drained.pid
 
@@ -152,5 +178,6 @@ def test_a_worker_that_is_drained_or_killed_is_replaced(cluster: LiveCluster) ->
             return has("prefill", 1)(status) and workers_of(status, "prefill")[0].pid != fresh.pid
 
         await until(cluster, is_replaced, timeout_s=CHANGE_TIMEOUT_S)
+        return load
 
-    run(scenario())
+    check(run(scenario()), golden)

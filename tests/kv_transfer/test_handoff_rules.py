@@ -118,3 +118,16 @@ def test_nothing_is_missing_before_the_record_has_come() -> None:
     destination = make_destination()
     for now in (1.0, 4.0, 7.0, 9.0):
         assert destination.tick(now) == []
+
+
+def test_a_source_told_of_its_delivery_fences_a_repeated_send_that_never_ends() -> None:
+    source = make_source()
+    assert source.posting(FIRST)
+    source.nack(FIRST, "it did not arrive", now=1.0)
+    assert source.sent(FIRST, None) == [Resend(blocks=FIRST)]
+    assert source.posting(FIRST)
+    assert source.delivered(now=2.0) == []
+    assert source.tick(3.0) == []
+    assert source.tick(3.0 + LEASE_S) == [Fence()]
+    assert source.sent(FIRST, "closed") == [ReleaseBlocks()]
+    assert source.state is HandoffState.DELIVERED

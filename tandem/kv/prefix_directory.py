@@ -1,0 +1,199 @@
+"""Which blocks a tier holds, found by prefix, and which of them make room for others. Pure; holds names, not bytes.
+
+Blocks form trees: each has its prefix's last block as parent. A block is only here while its parent is, so the longest
+hit is the number of leading names that are present, and eviction takes leaves only: never a parent before its children,
+never a pinned block or one with a pinned descendant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from tandem.kv.eviction import EvictionPolicy
+from tandem.types import BlockHash
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """What an insertion changed: names that are new, in order, and names that made room for them."""
+
+    admitted: tuple[BlockHash, ...]
+    evicted: tuple[BlockHash, ...]
+
+
+@dataclass(slots=True)
+class _Block:
+    name: BlockHash
+    parent: BlockHash | None
+    tenant: str
+    priority: float
+    depth: int
+    num_children: int = 0
+    num_pins: int = 0
+
+    @property
+    def may_go(self) -> bool:
+        return not self.num_children and not self.num_pins
+
+
+@dataclass(slots=True)
+class PrefixDirectory:
+    """Up to `capacity` blocks. A tenant with a quota holds no more than that; others share what there is."""
+
+    capacity: int
+    policy: EvictionPolicy
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    _num_events: int = 0
+    """Blocks admitted and calls of `use` so far: the clock."""
+    _blocks: dict[BlockHash, _Block] = field(default_factory=dict)
+    _usage: dict[str, int] = field(default_factory=dict)
+    _leaves: list[tuple[float, int, BlockHash]] = field(default_factory=list)
+    """(priority, -depth, name) of every leaf, and outdated entries, which are dropped when they come up."""
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, name: BlockHash) -> bool:
+        return name in self._blocks
+
+    def match(self, names: Sequence[BlockHash]) -> int:
+        """How many leading names are present."""
+        for index, name in enumerate(names):
+            if name not in self._blocks:
+                return index
+        return len(names)
+
+    def use(self, names: Sequence[BlockHash]) -> int:
+        """Like `match`, and counts as a use of the blocks that were hit."""
+        num_hit = self.match(names)
+        self._num_events += 1
+        for name in names[:num_hit]:
+            block = self._blocks[name]
+            block.priority = self.policy.used(name, before=block.priority, now=self._now)
+            self._offer(block)
+        return num_hit
+
+    def insert(self, names: Sequence[BlockHash], *, tenant: str = "") -> Admission:
+        """Adds the blocks of a prefix that are missing, first to last, for as long as room can be made.
+
+        Room is never made by blocks of this prefix. What was present already keeps its tenant and is not used.
+        """
+        num_hit = self.match(names)
+        path = frozenset(names[:num_hit])
+        admitted: list[BlockHash] = []
+        evicted: list[BlockHash] = []
+        parent = names[num_hit - 1] if num_hit else None
+        for depth, name in enumerate(names[num_hit:], start=num_hit):
+            victims = self._make_room(tenant, path, parent)
+            if victims is None:
+                break
+            evicted += victims
+            self._add(name, parent, tenant=tenant, depth=depth)
+            admitted.append(name)
+            parent = name
+        return Admission(admitted=tuple(admitted), evicted=tuple(evicted))
+
+    def pin(self, name: BlockHash) -> None:
+        """Keeps a block until as many unpins; its prefix stays because it has a child."""
+        self._blocks[name].num_pins += 1
+
+    def unpin(self, name: BlockHash) -> None:
+        """Takes one pin away."""
+        block = self._blocks[name]
+        assert block.num_pins > 0, "not pinned"
+        block.num_pins -= 1
+        self._offer(block)
+
+    def remove(self, name: BlockHash) -> tuple[BlockHash, ...]:
+        """Forgets a block whose bytes are no good, and all that is only reached through it, pinned or not."""
+        if name not in self._blocks:
+            return ()
+        gone = {name}
+        order = [name]
+        for block in sorted(self._blocks.values(), key=lambda b: b.depth):
+            if block.parent in gone and block.name not in gone:
+                gone.add(block.name)
+                order.append(block.name)
+        for victim in reversed(order):
+            self._drop(self._blocks[victim])
+        return tuple(order)
+
+    @property
+    def _now(self) -> float:
+        return self._num_events / max(1, self.capacity)
+
+    def _make_room(
+        self, tenant: str, path: frozenset[BlockHash], parent: BlockHash | None
+    ) -> tuple[BlockHash, ...] | None:
+        """The name that was evicted, nothing when there was room, None when there is none to be had."""
+        quota = self.quotas.get(tenant)
+        over_quota = quota is not None and self._usage.get(tenant, 0) >= quota
+        if not over_quota and len(self._blocks) < self.capacity:
+            return ()
+        block = self._lowest(path, parent, tenant=tenant if over_quota else None)
+        if block is None:
+            return None
+        self._drop(block)
+        return (block.name,)
+
+    def _lowest(self, path: frozenset[BlockHash], parent: BlockHash | None, *, tenant: str | None) -> _Block | None:
+        kept: list[tuple[float, int, BlockHash]] = []
+        found = None
+        while self._leaves and found is None:
+            entry = heappop(self._leaves)
+            block = self._blocks.get(entry[2])
+            if block is None or not block.may_go or block.priority != entry[0]:
+                continue
+            if block.name in path or block.name == parent or (tenant is not None and block.tenant != tenant):
+                kept.append(entry)
+            else:
+                found = block
+        for entry in kept:
+            heappush(self._leaves, entry)
+        return found
+
+    def _add(self, name: BlockHash, parent: BlockHash | None, *, tenant: str, depth: int) -> None:
+        self._num_events += 1
+        block = _Block(name, parent, tenant, self.policy.used(name, before=None, now=self._now), depth)
+        self._blocks[name] = block
+        self._usage[tenant] = self._usage.get(tenant, 0) + 1
+        if parent is not None:
+            self._blocks[parent].num_children += 1
+        self._offer(block)
+
+    def _drop(self, block: _Block) -> None:
+        del self._blocks[block.name]
+        self._usage[block.tenant] -= 1
+        if not self._usage[block.tenant]:
+            del self._usage[block.tenant]
+        parent = self._blocks.get(block.parent) if block.parent is not None else None
+        if parent is not None:
+            parent.num_children -= 1
+            self._offer(parent)
+
+    def _offer(self, block: _Block) -> None:
+        if block.may_go:
+            heappush(self._leaves, (block.priority, -block.depth, block.name))
+            if len(self._leaves) > 64 + 4 * len(self._blocks):
+                self._leaves = [(b.priority, -b.depth, b.name) for b in self._blocks.values() if b.may_go]
+                heapify(self._leaves)
+
+    def check_invariants(self) -> None:
+        """Asserts that trees, counts, quotas and the heap agree."""
+        assert len(self._blocks) <= self.capacity
+        children: dict[BlockHash, int] = {}
+        usage: dict[str, int] = {}
+        for block in self._blocks.values():
+            usage[block.tenant] = usage.get(block.tenant, 0) + 1
+            if block.parent is not None:
+                assert block.parent in self._blocks, "a child without its parent"
+                assert self._blocks[block.parent].depth == block.depth - 1
+                children[block.parent] = children.get(block.parent, 0) + 1
+        assert usage == self._usage
+        assert all(usage[tenant] <= quota for tenant, quota in self.quotas.items() if tenant in usage)
+        current = {(priority, name) for priority, _, name in self._leaves}
+        for block in self._blocks.values():
+            assert block.num_children == children.get(block.name, 0)
+            assert not block.may_go or (block.priority, block.name) in current

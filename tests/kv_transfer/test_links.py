@@ -1,0 +1,112 @@
+"""The table of links over real shared-memory transports: one for each address, few for each worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from kv_transfer.links import MAX_LINKS_PER_WORKER, LinkTable
+from kv_transfer.transport import MessageHeader, Transport
+from kv_transfer.transports import make_transport
+from tandem.errors import LinkClosed, TransportError
+from tandem.types import Epoch, HandoffId, WorkerId
+
+DECODE = WorkerId("decode-0")
+
+
+class TakesNothing:
+    """A sink to which every message is unknown."""
+
+    def place(self, header: MessageHeader) -> None:
+        return None
+
+    def landed(self, header: MessageHeader, error: TransportError | None) -> None:
+        raise AssertionError("nothing was placed")
+
+
+@pytest.fixture
+def lives() -> Iterator[list[Transport]]:
+    """One worker's transports over several lives, each at an address of its own."""
+    with ExitStack() as stack:
+        transports = [
+            stack.enter_context(closing(make_transport("shm", worker_id=DECODE)))
+            for _ in range(MAX_LINKS_PER_WORKER + 2)
+        ]
+        for transport in transports:
+            transport.serve(TakesNothing())
+        yield transports
+
+
+@pytest.fixture
+def source() -> Iterator[Transport]:
+    with closing(make_transport("shm", worker_id=WorkerId("prefill-0"))) as transport:
+        yield transport
+
+
+def header() -> MessageHeader:
+    return MessageHeader(
+        handoff_id=HandoffId("0" * 32), epoch=Epoch(1), layer=0, first_block=0, num_blocks=1, num_bytes=8, digest=0
+    )
+
+
+def test_an_address_has_one_link_however_often_and_at_once_it_is_asked_for(
+    source: Transport, lives: list[Transport]
+) -> None:
+    async def scenario() -> None:
+        table = LinkTable(source)
+        address = lives[0].address()
+        links = await asyncio.gather(*(table.get(DECODE, address) for _ in range(5)))
+        assert len({id(link) for link in links}) == 1
+        table.close()
+
+    asyncio.run(scenario())
+
+
+def test_links_to_the_earlier_lives_of_a_worker_are_closed_and_others_are_not(
+    source: Transport, lives: list[Transport]
+) -> None:
+    async def scenario() -> None:
+        table = LinkTable(source)
+        other = await table.get(WorkerId("decode-1"), lives[0].address())
+        links = [await table.get(DECODE, life.address()) for life in lives[1:]]
+        memory = [source.allocate(8)]
+        with pytest.raises(LinkClosed):
+            links[0].send(header(), memory).result(5)
+        for link in [other, *links[1:]]:
+            link.send(header(), memory).result(5)
+        assert [worker for worker, _, _ in table.stats()] == ["decode-1", *[DECODE] * MAX_LINKS_PER_WORKER]
+        table.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_link_that_was_dropped_is_opened_anew(source: Transport, lives: list[Transport]) -> None:
+    async def scenario() -> None:
+        table = LinkTable(source)
+        first = await table.get(DECODE, lives[0].address())
+        table.drop(first)
+        table.drop(first)
+        assert table.stats() == []
+        second = await table.get(DECODE, lives[0].address())
+        assert second is not first
+        second.send(header(), [source.allocate(8)]).result(5)
+        table.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_address_where_nobody_serves_opens_no_link(source: Transport) -> None:
+    async def scenario() -> None:
+        table = LinkTable(source)
+        gone = make_transport("shm", worker_id=DECODE)
+        gone.serve(TakesNothing())
+        address = gone.address()
+        gone.close()
+        with pytest.raises(TransportError):
+            await table.get(DECODE, address)
+        assert table.stats() == []
+
+    asyncio.run(scenario())
