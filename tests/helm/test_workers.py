@@ -83,6 +83,13 @@ def test_pods_hold_all_workers_and_no_worker_is_split(workers: int, ranks: int, 
     assert find(objects, "StatefulSet", "-decode")["spec"]["replicas"] == expected
 
 
+def test_a_pod_has_a_slot_for_each_gpu_unless_told() -> None:
+    objects = render(preset("rdma-nodes"), {"decode": {"slotsPerPod": 4}})
+    assert options(worker_pod(objects, "prefill"))["--prefill-slots"] == "8"
+    assert options(worker_pod(objects, "decode"))["--decode-slots"] == "4"
+    assert options(worker_pod(render(POOL), "decode"))["--decode-slots"] == "1"
+
+
 def test_a_pool_s_own_keys_win_over_the_common_ones() -> None:
     values = {"workers": {"nodeSelector": {"a": "1"}, "gpu": {"count": 2}}, "decode": {"nodeSelector": {"a": "2"}}}
     objects = render(POOL, values)
@@ -135,7 +142,7 @@ def test_only_workers_get_the_capability() -> None:
 def test_one_nvlink_domain_takes_both_pools() -> None:
     objects = render(preset("gb200"))
     domain = find(objects, "ComputeDomain")["spec"]
-    assert domain["numNodes"] == 48
+    assert domain["numNodes"] == 16 // 4 + 32 // 4
     for name in ("prefill", "decode"):
         pod = worker_pod(objects, name)
         (claim,) = pod["spec"]["resourceClaims"]
