@@ -18,7 +18,7 @@ import redis
 
 from cluster.processes import end, last_lines, make_temp_dir, spawn
 from tandem.errors import ClusterError
-from tandem.redis_access import connect_redis
+from tandem.redis_access import PASSWORD_VARIABLE, connect_redis
 from tandem.tasks import raise_if_cancelled
 
 START_TIMEOUT_S = 15.0
@@ -48,13 +48,16 @@ async def check_redis(url: str, *, timeout_s: float = 3.0) -> None:
     try:
         await client.ping()
     except (redis.RedisError, OSError) as exc:
-        raise ClusterError(
-            f"no Redis answers at {url} ({exc}); start it, or leave registry.redis_url empty for an embedded one",
-            param="registry.redis_url",
-        ) from exc
+        raise ClusterError(_why(url, exc), param="registry.redis_url") from exc
     finally:
         await client.aclose()
     raise_if_cancelled()  # redis-py swallows that while it connects
+
+
+def _why(url: str, error: Exception) -> str:
+    if isinstance(error, redis.AuthenticationError) or "authenticated" in str(error):
+        return f"the Redis at {url} wants another user or password ({error}); set ${PASSWORD_VARIABLE}"
+    return f"no Redis answers at {url} ({error}); start it, or leave registry.redis_url empty for an embedded one"
 
 
 class EmbeddedRedis:

@@ -85,6 +85,8 @@ def start(
     _check_ip(node_ip)
     overrides = {"registry.redis_url": redis_url, "cluster": cluster, "controller_metrics_port": metrics_port}
     settings = load_config(config, overrides)
+    if hand_over and not settings.registry.redis_url:
+        raise ConfigError("a head that hands over needs a Redis that outlives it: give --redis-url", param="redis_url")
     if head:
         _check_start(settings, has_router=not no_router, has_workers=not no_workers)
 

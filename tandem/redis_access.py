@@ -24,6 +24,9 @@ CA_VARIABLE = "TANDEM_REDIS_CA_FILE"
 """PEM file of the CAs that may have signed the server's certificate; for rediss:// URLs. Else the system's."""
 
 
+_SCHEMES = ("redis", "rediss", "unix")
+
+
 def _options(url: str, *, connect_timeout_s: float, timeout_s: float) -> dict[str, Any]:
     options: dict[str, Any] = {"socket_connect_timeout": connect_timeout_s, "socket_timeout": timeout_s}
     if password := os.environ.get(PASSWORD_VARIABLE):
@@ -70,8 +73,13 @@ def redis_password() -> str:
 
 
 def hide_password(url: str) -> str:
-    """`url` without its password, which goes into this process's environment, for itself and its children."""
+    """`url` without its password, which goes into this process's environment, for itself and its children.
+
+    Raises ConfigError for what is no Redis URL; an empty one is none, and stays so.
+    """
     parts = urlsplit(url)
+    if url and parts.scheme not in _SCHEMES:
+        raise _not_a_url(url, ValueError(f"it must begin with one of {', '.join(f'{s}://' for s in _SCHEMES)}"))
     if parts.password is None:
         return url
     os.environ[PASSWORD_VARIABLE] = unquote(parts.password)

@@ -54,9 +54,17 @@ async def running(dispatcher: FakeDispatcher, **router: Any) -> AsyncIterator[Ru
 
 def runs_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Makes a coroutine function a test, with a limit that turns a hang into a failure."""
+    return runs_within(60)(test)
 
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), timeout=60))
 
-    return run
+def runs_within(limit_s: float) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """The same with another limit, for what starts processes."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(*args: Any, **kwargs: Any) -> None:
+            asyncio.run(asyncio.wait_for(test(*args, **kwargs), timeout=limit_s))
+
+        return run
+
+    return decorate

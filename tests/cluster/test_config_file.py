@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,26 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_wrong_option_names_its_key() -> None:
     with pytest.raises(ConfigError, match=r"router\.http_port must be 0 to 65535, got 70000"):
         load_config(None, {"router.http_port": 70000})
+
+
+def test_a_password_in_the_url_of_redis_does_not_stay_in_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TANDEM_REDIS_PASSWORD", "")
+    path = write(tmp_path, "registry: {redis_url: 'redis://me:secret@store.example:6379'}\n")
+    assert load_config(path, {}).registry.redis_url == "redis://me@store.example:6379"
+    assert os.environ["TANDEM_REDIS_PASSWORD"] == "secret"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("router: {health_port: 70000}", "router.health_port must be 0 to 65535"),
+        ("router: {health_port: 8000}", "router.health_port must be another port than router.http_port, got 8000"),
+        ("controller_metrics_port: -1", "controller_metrics_port must be 0 to 65535"),
+        ("registry: {redis_url: store.example}", "is not a Redis URL"),
+    ],
+)
+def test_ports_and_urls_that_cannot_be_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load_config(write(tmp_path, text), {})

@@ -16,6 +16,12 @@ from tandem.errors import ConfigError
         ([], "give either --head or --address HOST:PORT"),
         (["--head", "--address", "10.0.0.1:6390"], "give either --head or --address HOST:PORT"),
         (["--address", "10.0.0.1:6390", "--no-workers"], "--no-workers is a head's: leave it out with --address"),
+        (["--address", "10.0.0.1:6390", "--no-router"], "--no-router is a head's: leave it out with --address"),
+        (
+            ["--address", "10.0.0.1:6390", "--sizes-file", "sizes.yaml", "--end-cluster"],
+            "--hand-over and --sizes-file are a head's: leave them out with --address",
+        ),
+        (["--head", "--hand-over"], "a head that hands over needs a Redis that outlives it"),
         (["--address", "10.0.0.1"], "--address must be HOST:PORT"),
         (["--address", "10.0.0.1:6390"], "give --redis-url"),
         (["--head", "--node-ip", "127.0.0.1"], "127.0.0.2 stays inside"),
