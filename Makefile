@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 RUNS ?= 5
+JOBS ?= 2
 
 .PHONY: help install demo up test fuzz check bench proto helm-tools helm-check helm-golden chart clean
 .DEFAULT_GOAL := help
@@ -13,7 +14,7 @@ help:
 	@echo "make install   set up $(VENV) with everything, the default model included"
 	@echo "make demo      start a cluster, send five prompts, show where their time went, stop"
 	@echo "make up        start a cluster and keep serving (ARGS='--prefill 2' for options)"
-	@echo "make test      run the tests (ARGS='-k name' for options)"
+	@echo "make test      run the tests (ARGS='-k name' for options, JOBS=1 for one process)"
 	@echo "make fuzz      run the property tests on new examples, RUNS times (default 5)"
 	@echo "make check     lint, types, architecture, freshness of generated code and of docs/metrics.md"
 	@echo "make bench     measure this machine"
@@ -42,7 +43,7 @@ up: install
 	@exec $(BIN)/tandem up $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 fuzz: install
 	@for run in $$(seq $(RUNS)); do \

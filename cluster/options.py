@@ -18,7 +18,10 @@ RedisOption = Annotated[
         help=f"The cluster's Redis. Its password is better in ${PASSWORD_VARIABLE}, its CA's file in ${CA_VARIABLE}.",
     ),
 ]
-ClusterOption = Annotated[str | None, typer.Option("--cluster", help="Name of the cluster in that Redis.")]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", envvar="TANDEM_CLUSTER", help="Name of the cluster in that Redis. Default: tandem."),
+]
 ReadyFileOption = Annotated[Path | None, typer.Option("--ready-file", help="Written (JSON) once it is up.")]
 SizesFileOption = Annotated[
     Path | None,

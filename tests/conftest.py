@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from hypothesis import settings
 
 settings.register_profile("suite", derandomize=True)
 settings.register_profile("search", derandomize=False, print_blob=True)
 settings.load_profile("suite")  # the same examples each time; `make fuzz` looks for new ones
+
+PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
+if PARALLEL:  # temporary directories of its own, so that what is found there is ours, and its share of the cores
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t-")
+    torch.set_num_threads(1)
+
+WHOLE_MACHINE = (
+    "tests/e2e/",
+    "tests/kube/",
+    "tests/tandem/model/",
+    "tests/cluster/test_launch",
+    "tests/cluster/test_ray",
+)
+"""Tests that start clusters or compute for long run one after another; all others run beside them."""
 
 SHARED_MEMORY = Path("/dev/shm")
 OUR_DIRECTORY = re.compile(r"tandem-(ray|redis|run)-(\d+)-")
@@ -41,7 +57,7 @@ def segments() -> set[str]:
 
 def directories() -> set[Path]:
     """Temporary directories of Tandem whose owner is one of us, or dead."""
-    places = {Path(tempfile.gettempdir()), Path("/tmp")}
+    places = {Path(tempfile.gettempdir())} | (set() if PARALLEL else {Path("/tmp")})
     found = {path: OUR_DIRECTORY.match(path.name) for place in places if place.is_dir() for path in place.iterdir()}
     return {path for path, match in found.items() if match and not is_foreign(int(match[2]))}
 
@@ -70,6 +86,20 @@ def left_over(before: tuple[set[psutil.Process], set[str], set[Path]]) -> list[s
     found += [f"shared memory {name}" for name in segments() - old_segments if not mapped_by_others(name)]
     found += [f"directory {path}" for path in directories() - old_directories]
     return found
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules stay together, for what their tests share."""
+    for item in items:
+        module = item.nodeid.partition("::")[0]
+        group = "machine" if module.startswith(WHOLE_MACHINE) else module
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_sessionfinish() -> None:
+    """Takes the worker's own directory away; what a module leaves in it has been told by then."""
+    if PARALLEL:
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,9 +5,11 @@ Answers are kept on disk, keyed by weights, prompt and versions, because the ora
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,12 +52,19 @@ class Oracle:
         key = json.dumps([*self._identity, list(prompt_ids), max_tokens]).encode()
         stem = self._directory / hashlib.blake2b(key, digest_size=16).hexdigest()
         tokens_path, logits_path = stem.with_suffix(".json"), stem.with_suffix(".npy")
-        if not tokens_path.exists():
-            golden = self._compute(prompt_ids, max_tokens)
-            np.save(logits_path, golden.logits.numpy())
-            tokens_path.write_text(json.dumps(golden.tokens))  # last: its presence says that both are there
+        with self._alone():  # runs side by side do not compute twice, and see answers whole
+            if not tokens_path.exists():
+                golden = self._compute(prompt_ids, max_tokens)
+                np.save(logits_path, golden.logits.numpy())
+                tokens_path.write_text(json.dumps(golden.tokens))
         logits = torch.from_numpy(np.load(logits_path))
         return Golden(tokens=tuple(json.loads(tokens_path.read_text())), logits=logits)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with (self._directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     @torch.inference_mode()
     def _compute(self, prompt_ids: Sequence[int], max_tokens: int) -> Golden:
