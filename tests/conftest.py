@@ -31,6 +31,7 @@ WHOLE_MACHINE = (
     "tests/tandem/model/",
     "tests/cluster/test_launch",
     "tests/cluster/test_ray",
+    "tests/cluster/test_hand_over",
 )
 """Tests that start clusters or compute for long run one after another; all others run beside them."""
 

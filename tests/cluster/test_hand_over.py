@@ -21,7 +21,7 @@ from cluster.head_record import HeadRecord, HeadRecords
 from cluster.node_drain import close_node
 from cluster.probe import Question, ask
 from cluster.ray_node_settings import LOOPBACK_IP
-from cluster.raylet import find_raylet
+from cluster.raylet import Raylet, raylets
 from tandem.config import ClusterConfig
 from tandem.errors import ConfigError
 from tandem.types import Role
@@ -57,6 +57,12 @@ async def record_of(server: EmbeddedRedis) -> HeadRecord | None:
 def keys_of_ray(server: EmbeddedRedis) -> list[str]:
     with Redis.from_url(server.url, decode_responses=True) as redis:
         return [key for key in redis.scan_iter() if key.startswith("RAY")]
+
+
+def raylet_of(head: str) -> Raylet:
+    """The one node of this head."""
+    (found,) = [raylet for raylet in raylets() if raylet.gcs_address == head]
+    return found
 
 
 @asynccontextmanager
@@ -117,18 +123,14 @@ async def test_a_head_that_hands_over_leaves_all_to_the_next_one_and_one_that_do
                     assert [pool and pool.size for pool in (desired.prefill, desired.decode)] == [0, 0]
 
                 assert await ask(Question.LIVE, ClusterConfig(), node_ip=LOOPBACK_IP)
-                raylet = find_raylet(LOOPBACK_IP)
-                assert raylet is not None
-                assert raylet.gcs_address == address
+                assert raylet_of(address).node_ip == LOOPBACK_IP
 
             assert await record_of(server) == first
             assert keys_of_ray(server)
             async with running_head(server, hands_over=False) as address:
                 assert address == first.address
                 assert (await record_of(server)) == first
-                raylet = find_raylet(LOOPBACK_IP)
-                assert raylet is not None
-                assert await asyncio.to_thread(close_node, raylet)
+                assert await asyncio.to_thread(close_node, raylet_of(address))
             assert await record_of(server) is None
             assert keys_of_ray(server) == []
 
