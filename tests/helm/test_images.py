@@ -57,3 +57,9 @@ def test_the_last_stage_runs_as_the_chart_s_user_and_takes_the_result_alone(name
     assert [line.removeprefix("USER ") for line in last if line.startswith("USER")] == list(users)
     assert all("--from=" in line for line in last if line.startswith("COPY"))
     assert not any("pip install" in line for line in last)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_that_user_may_read_all_of_it(name: str) -> None:
+    build = [line for line in lines(name) if "pip uninstall" in line]
+    assert build[0].endswith("&& chmod -R a+rX /opt/tandem"), "a prepared tokenizer is its maker's alone"
