@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 RUNS ?= 5
 JOBS ?= 2
 
-.PHONY: help install demo up test fuzz check bench proto clean
+.PHONY: help install demo up test fuzz check bench proto helm-tools helm-check helm-golden chart clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,10 @@ help:
 	@echo "make check     lint, types, architecture, freshness of generated code and of docs/metrics.md"
 	@echo "make bench     measure this machine"
 	@echo "make proto     generate the gRPC stubs from proto/"
+	@echo "make chart     generate what is generated for the Helm chart: schema, page of values, dashboards"
+	@echo "make helm-check   lint the Helm chart and run its static tests"
+	@echo "make helm-golden  write the golden renders of the chart's presets again"
+	@echo "make helm-tools   put helm and kubectl into .tools/bin (Linux on x86_64)"
 	@echo "make clean     remove $(VENV) and caches; prepared tokenizers stay (\$$TANDEM_CACHE or ~/.cache/tandem)"
 
 install: $(STAMP)
@@ -52,12 +56,26 @@ check: install
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 	$(BIN)/python -m tandem.rpc.generate --check
 	$(BIN)/python -m tandem.observability.document --check
+	$(BIN)/python -m tools.chart --check
 
 bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
 
 proto: install
 	$(BIN)/python -m tandem.rpc.generate
+
+chart: install
+	$(BIN)/python -m tools.chart
+
+helm-tools: install
+	@$(BIN)/python -m tools.get_helm .tools
+
+helm-check: install
+	$(BIN)/python -m tools.chart --check
+	$(BIN)/python -m pytest -q tests/helm $(ARGS)
+
+helm-golden: install
+	$(BIN)/python -m tests.helm.golden
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("tandem", "kv_transfer", "prefill_pool", "decode_pool", "router", "cluster", "benchmarks")
+PACKAGES = ("tandem", "kv_transfer", "prefill_pool", "decode_pool", "router", "cluster", "benchmarks", "tools")
 MAX_LINES = 400
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "router": ("kv_transfer", "tandem"),
     "cluster": ("router", "prefill_pool", "decode_pool", "kv_transfer", "tandem"),
     "benchmarks": ("cluster", "router", "prefill_pool", "decode_pool", "kv_transfer", "tandem"),
+    "tools": ("tandem",),
 }
 """Which of our top-level packages each may import, besides itself."""
 

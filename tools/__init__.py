@@ -1,0 +1,1 @@
+"""The developer's tools: nothing of it is installed with Tandem."""
