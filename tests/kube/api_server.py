@@ -23,7 +23,7 @@ from tests.kube.kinds import (
 )
 from tests.kube.paths import Query, Target, document_of, split_path, target_of
 from tests.kube.schemas import KUBERNETES_VERSION
-from tests.kube.selectors import labels_of, matches_fields, matches_query
+from tests.kube.selection import labels_of, matches_fields, matches_query
 from tests.kube.store import ApiError, Event, Key, Store
 from tests.kube.writes import Writer, is_apply, read_body, read_delete_options
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from cluster.processes import marked, spawn, sweep
 from tests.kube.images import entrypoint
-from tests.kube.mount_paths import MountPaths
 from tests.kube.pod_env import expand
 from tests.kube.probes import Probe, ProbeSettings, ProbeState, http_answers
 
@@ -29,12 +28,11 @@ _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """Where a container runs. `env` is complete, `paths` knows its mounts, `log` takes its output."""
+    """Where a container runs. `env` is complete, `log` takes its output."""
 
     pod_uid: str
     pod_ip: str
     env: Mapping[str, str]
-    paths: MountPaths
     directory: Path
     log: Path
     longest_period_s: float
@@ -96,7 +94,8 @@ class Container:
         self.exit_status = None
         self._verdicts = {}
         command = self._command()
-        program = shutil.which(command[0], path=self._setting.env["PATH"])
+        is_path = "/" in command[0]  # it may be in a mount, which only the container sees
+        program = command[0] if is_path else shutil.which(command[0], path=self._setting.env["PATH"])
         with self._setting.log.open("ab") as log:
             if program is None:
                 log.write(f"{command[0]}: no such program in the image\n".encode())
@@ -119,7 +118,7 @@ class Container:
         return [self._own(word) for word in [*command, *self.spec.get("args", ())]]
 
     def _own(self, word: str) -> str:
-        return expand(self._setting.paths.translate(word), self._setting.env)
+        return expand(word, self._setting.env)
 
     def poll(self) -> int | None:
         """The exit status, once the process has ended; then nothing of the container is left."""
@@ -202,7 +201,8 @@ class Container:
             thread.start()
 
     def _run_probe(self, name: str, stop: threading.Event) -> None:
-        settings = ProbeSettings.of(self.spec[name]).hurried(self._setting.longest_period_s)
+        normal = ProbeSettings.of(self.spec[name])
+        settings = normal.hurried(self._setting.longest_period_s)
         state = ProbeState(settings)
         probe = Probe(spec=self.spec[name], host=self._setting.pod_ip, ports=self._ports(), execute=self.execute)
         if stop.wait(settings.initial_delay_s):
@@ -212,7 +212,10 @@ class Container:
                 state.note(probe.ask(settings.timeout_s))
                 if not stop.is_set() and state.verdict is not None:
                     self._verdicts[name] = state.verdict
-            if stop.wait(settings.period_s) or (name == "startupProbe" and state.verdict):
+            is_costly = "exec" in self.spec[name] and state.verdict  # a program each time: no oftener than it must
+            if stop.wait(normal.period_s if is_costly else settings.period_s):
+                return
+            if name == "startupProbe" and state.verdict:
                 return
 
 

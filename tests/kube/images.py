@@ -19,6 +19,8 @@ SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 ENTRYPOINTS = {"tandem": ("tandem",), "valkey": ("valkey-server",)}
 """Programs of containers that name none, by a word in the image's name."""
 
+_FLAGS = ("-O1", "-Wall", "-Wextra", "-Werror", "-Wno-nonnull-compare", "-U_FORTIFY_SOURCE", "-shared", "-fPIC")
+
 
 class ImageStore:
     """Prepared once in a directory of its own, for all containers."""
@@ -28,13 +30,10 @@ class ImageStore:
         self._programs = directory / "bin"
         self._programs.mkdir()
         (self._programs / "valkey-server").symlink_to(valkey_binary())
-        self._network = directory / "pod_network.so"
-        source = Path(__file__).with_name("pod_network.c")
-        compiler = os.environ.get("CC", "cc")
-        subprocess.run(
-            [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", self._network, source, "-ldl"],
-            check=True,
-        )
+        self._preload = directory / "pod.so"
+        sources = [Path(__file__).with_name(name) for name in ("pod_network.c", "pod_files.c")]
+        command = [os.environ.get("CC", "cc"), *_FLAGS, "-o", self._preload, *sources, "-ldl"]
+        subprocess.run(command, check=True)
 
     def environment(self) -> dict[str, str]:
         """What every container gets before its own variables."""
@@ -45,7 +44,7 @@ class ImageStore:
             "PYTHONPATH": str(REPOSITORY),
             "PYTHONUNBUFFERED": "1",
             "TANDEM_CACHE": str(cache_dir()),
-            "LD_PRELOAD": str(self._network),
+            "LD_PRELOAD": str(self._preload),
             "GRPC_DNS_RESOLVER": "native",  # the others do not ask libc, where the pod's names are
         }
 

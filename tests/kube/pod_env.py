@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,18 +70,16 @@ def contents(document: Mapping[str, Any]) -> dict[str, bytes]:
     return found | {key: base64.b64decode(value) for key, value in (document.get("binaryData") or {}).items()}
 
 
-def environment(
-    container: Mapping[str, Any], lookup: Lookup, translate: Callable[[str], str] = str
-) -> dict[str, str]:
-    """What a container's `envFrom` and `env` give, in order, each value translated once. Raises NotThere."""
+def environment(container: Mapping[str, Any], lookup: Lookup) -> dict[str, str]:
+    """What a container's `envFrom` and `env` give, in order. Raises NotThere."""
     found: dict[str, str] = {}
     for source in container.get("envFrom", ()):
-        found |= {name: translate(value) for name, value in _whole(source, lookup).items()}
+        found |= _whole(source, lookup)
     for entry in container.get("env", ()):
         if "value" in entry:
-            found[entry["name"]] = expand(translate(entry["value"]), found)
+            found[entry["name"]] = expand(entry["value"], found)
         elif (value := _value_from(entry, container, lookup)) is not None:
-            found[entry["name"]] = translate(value)
+            found[entry["name"]] = value
     return found
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.kube.kinds import Document
-from tests.kube.mount_paths import SHARED_PLACES, MountPaths
 from tests.kube.pod_env import Lookup, NotThere, resource_value
 
 _DATA = "..data"
@@ -32,21 +31,15 @@ class PodVolumes:
         self._claims = claims
         self._volumes = {volume["name"]: volume for volume in lookup.pod["spec"].get("volumes", ())}
         self._written: dict[str, list[VolumeFile]] = {}
-        self._everywhere = MountPaths(self._all_mounts())
-
-    def _all_mounts(self) -> dict[str, Path]:
-        spec = self._lookup.pod["spec"]
-        mounts: dict[str, Path] = {}
-        for container in [*spec["containers"], *spec.get("initContainers", ())]:
-            mounts = {**self.mounts_of(container), **mounts}
-        return mounts
 
     def mounts_of(self, container: Mapping[str, Any]) -> dict[str, Path]:
-        """The real directory or file at each mount path of a container."""
-        return {
-            mount["mountPath"]: self._place(mount["name"]) / mount.get("subPath", "")
-            for mount in container.get("volumeMounts", ())
-        }
+        """The real directory at each mount path of a container; a `subPath` is what it leads to now, for good."""
+        mounts = {}
+        for mount in container.get("volumeMounts", ()):
+            place = self._place(mount["name"])
+            sub_path = mount.get("subPath")
+            mounts[mount["mountPath"].rstrip("/")] = (place / sub_path).resolve() if sub_path else place
+        return mounts
 
     def _place(self, name: str) -> Path:
         if name not in self._volumes:
@@ -73,19 +66,14 @@ class PodVolumes:
     def _make_sub_paths(self) -> None:
         for container in self._lookup.pod["spec"]["containers"]:
             for mount in container.get("volumeMounts", ()):
-                is_ours = self._files(self._volumes[mount["name"]]) is None and mount["mountPath"] not in SHARED_PLACES
-                if is_ours and "subPath" in mount:
+                if "subPath" in mount and self._files(self._volumes[mount["name"]]) is None:
                     (self._place(mount["name"]) / mount["subPath"]).mkdir(parents=True, exist_ok=True)
 
     def _files(self, volume: Document) -> list[VolumeFile] | None:
         """The files that make up a volume; None for one that the containers write themselves."""
         sources = volume["projected"].get("sources", ()) if "projected" in volume else [volume]
-        found = [file for source in sources for file in self._source_files(source)]
         is_written = any(kind in volume for kind in ("projected", "configMap", "secret", "downwardAPI"))
-        return [
-            VolumeFile(path=file.path, content=self._everywhere.translate_bytes(file.content), mode=file.mode)
-            for file in found
-        ] if is_written else None
+        return [file for source in sources for file in self._source_files(source)] if is_written else None
 
     def _source_files(self, source: Document) -> Iterator[VolumeFile]:
         for kind, plural in (("configMap", "configmaps"), ("secret", "secrets")):

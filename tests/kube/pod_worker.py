@@ -14,7 +14,6 @@ from typing import Any
 from tests.kube import pod_status
 from tests.kube.container import Container, Setting
 from tests.kube.images import ImageStore
-from tests.kube.mount_paths import MountPaths
 from tests.kube.pod_env import Lookup, NotThere, environment
 from tests.kube.pod_volumes import PodVolumes
 from tests.kube.pods import key_of
@@ -36,6 +35,16 @@ class NodeSetting:
     hosts: Path
     logs: Path
     longest_period_s: float
+
+
+SHARED_PLACES = ("/dev/shm", "/tmp")
+"""Mounts that are this machine's own. Programs find a container's temporary directory by $TMPDIR."""
+
+
+def mount_lines(mounts: Mapping[str, Path]) -> str:
+    """What `pod_files.c` reads: mount path and real path, the longest first."""
+    places = sorted(mounts, key=len, reverse=True)
+    return "\n".join(f"{place} {mounts[place]}" for place in places if not place.startswith(SHARED_PLACES))
 
 
 class PodWorker:
@@ -122,7 +131,6 @@ class PodWorker:
     def _make(self, spec: Mapping[str, Any]) -> Container:
         directory = self._directory / spec["name"]
         mounts = self._volumes.mounts_of(spec)
-        paths = MountPaths(mounts)
         temporary = self._temporary_directory(directory, mounts)
         home = directory / "home"
         home.mkdir(parents=True, exist_ok=True)
@@ -133,7 +141,8 @@ class PodWorker:
             "HOSTNAME": self._pod["spec"].get("hostname", self._key.name),
             "KUBE_POD_IP": self.pod_ip,
             "KUBE_HOSTS_FILE": str(self._node.hosts / self._key.namespace),
-            **environment(spec, self._lookup, paths.translate),
+            "KUBE_MOUNTS": mount_lines(mounts),
+            **environment(spec, self._lookup),
         }
         return Container(
             spec,
@@ -141,7 +150,6 @@ class PodWorker:
                 pod_uid=self._pod["metadata"]["uid"],
                 pod_ip=self.pod_ip,
                 env=env,
-                paths=paths,
                 directory=directory,
                 log=self._log_path(spec["name"]),
                 longest_period_s=self._node.longest_period_s,

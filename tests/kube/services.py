@@ -10,7 +10,7 @@ from typing import Any
 from tests.kube.addresses import Addresses
 from tests.kube.kinds import Document
 from tests.kube.pods import POD_API, PODS, is_ending, is_over, is_ready, reference
-from tests.kube.selectors import labels_of
+from tests.kube.selection import labels_of
 from tests.kube.store import Key, Store
 
 HEADLESS = "None"

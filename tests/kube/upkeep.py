@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.kube.kinds import Document
 from tests.kube.pods import POD_API, PODS, is_ending, is_ready
 from tests.kube.rollout import Bounds
-from tests.kube.selectors import labels_of, matches_labels
+from tests.kube.selection import labels_of, matches_labels
 from tests.kube.store import FOREGROUND, Key, Store
 
 _OWNED = ((POD_API, PODS), ("batch/v1", "jobs"), ("v1", "services"), ("v1", "endpoints"))
