@@ -7,14 +7,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from tests.kube.conftest import HERE
-from tests.kube.container import MARK
 from tests.kube.helm import CommandFailed, Tools
 from tests.kube.kinds import Document
+from tests.kube.marks import marks_of_processes
 from tests.kube.stand_in import StandIn, stand_in
 from tests.kube.waiting import until
 
@@ -105,17 +104,6 @@ def test_an_uninstalled_chart_leaves_no_pod_and_no_process(cluster: StandIn, too
     until(lambda: not pods_of(cluster, "web"))
     assert not marks & {value.split("/")[0] for value in marks_of_processes()}
     assert tools.helm("list", "-q").strip() == ""
-
-
-def marks_of_processes() -> list[str]:
-    """The marks of all containers that have processes."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            found += [value for name, value in process.environ().items() if name == MARK]
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 def test_a_dry_run_on_the_server_creates_nothing(cluster: StandIn, tools: Tools) -> None:
