@@ -10,7 +10,7 @@ from tests.kube.kinds import Document
 
 _TERM = re.compile(
     r"\s*(?:(?P<absent>!)(?P<gone>[\w./-]+)"
-    r"|(?P<key>[\w./-]+)\s*(?:(?P<op>==|=|!=)\s*(?P<value>[\w.-]*)|\s(?P<set>in|notin)\s*\((?P<values>[^)]*)\))?)\s*"
+    r"|(?P<key>[\w./-]+)\s*(?:(?P<op>==|=|!=)\s*(?P<value>[\w.-]*)|(?P<set>in|notin)\s*\((?P<values>[^)]*)\))?)\s*"
 )
 
 
@@ -25,7 +25,7 @@ def matches_query(selector: str, labels: Mapping[str, str]) -> bool:
     at = 0
     while at < len(selector):
         term = _TERM.match(selector, at)
-        if term is None:
+        if term is None or selector[term.end() : term.end() + 1] not in ("", ","):
             raise ValueError(f"unreadable label selector {selector!r}")
         if not _holds(term, labels):
             return False
