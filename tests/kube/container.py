@@ -76,6 +76,11 @@ class Container:
         return self.is_started and ("readinessProbe" not in self.spec or self._verdicts.get("readinessProbe", False))
 
     @property
+    def shown(self) -> tuple[object, ...]:
+        """All that a pod's status says of it."""
+        return self.is_running, self.is_started, self.is_ready, self.num_starts, self.exit_status
+
+    @property
     def should_restart(self) -> bool:
         """Whether its startup or liveness probe has given it up."""
         return self.is_running and any(

@@ -65,6 +65,7 @@ class PodWorker:
         self._stopping = threading.Event()
         self._grace_s = float(pod["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S))
         self._thread = threading.Thread(target=self._run, name=f"pod {self._key.name}")
+        self._shown: tuple[object, ...] = ()
         self.error: BaseException | None = None
 
     def start(self) -> None:
@@ -173,11 +174,12 @@ class PodWorker:
             while not (container.is_started if is_sidecar else container.poll() == 0):
                 if self._stopping.wait(_LOOK_S):
                     return False
-                if container.poll() is not None and not is_sidecar and self._restart_policy == "Never":
+                if container.poll() not in (None, 0) and not is_sidecar and self._restart_policy == "Never":
                     self._say("Failed")
                     self._stopping.wait()
                     return False
-                self._restart_if_due(container)
+                if is_sidecar or container.exit_status != 0:
+                    self._restart_if_due(container)
                 self._say("Pending")
         return True
 
@@ -227,6 +229,11 @@ class PodWorker:
             container.start()
 
     def _say(self, phase: str) -> None:
+        """Writes the status, when it would be another than the last one."""
+        shown = (phase, *(container.shown for container in [*self.init, *self.main]))
+        if shown == self._shown:
+            return
+        self._shown = shown
         current = self._node.store.get(self._key)
         if current is not None:
             status = pod_status.pod_status(
