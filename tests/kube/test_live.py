@@ -46,7 +46,8 @@ def golden_text(model: Path, golden: tuple[int, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def live(cluster: StandIn, tools: Tools, model: Path) -> Deployment:
-    return installed(cluster, tools, model, "-f", str(PRESET))
+    patience = "config.replacement_timeout_s=150"  # these cores are shared, and busy
+    return installed(cluster, tools, model, "-f", str(PRESET), "--set", patience)
 
 
 def test_what_helm_calls_ready_answers_over_grpc_and_http_with_the_right_tokens(
