@@ -12,14 +12,33 @@ from tests.kube.pod_env import quantity
 GCS_PORT = 6379
 METRICS_PORT = 8080
 AGENT_PORT = 52365
+_USER, _PASSWORD = "REDIS_USERNAME", "REDIS_PASSWORD"
 _ULIMIT = "ulimit -n 65536"
 _OVERWRITE = "ray.io/overwrite-container-cmd"
 
 
-def head_parameters(group: Mapping[str, Any]) -> dict[str, str]:
-    """What the head's `ray start` is told."""
-    given = {"dashboard-host": "0.0.0.0", **group.get("rayStartParams", {})}
+def head_parameters(group: Mapping[str, Any], *, storage: Mapping[str, Any]) -> dict[str, str]:
+    """What the head's `ray start` is told. `storage` are the options for keeping its state in a Redis."""
+    access = {}
+    if "redisUsername" in storage:
+        access["redis-username"] = f"${_USER}"
+    if "redisPassword" in storage:
+        access["redis-password"] = f"${_PASSWORD}"
+    given = {"dashboard-host": "0.0.0.0", **access, **group.get("rayStartParams", {})}
     return _common(given, ray_container(group["template"]), group)
+
+
+def storage_environment(storage: Mapping[str, Any]) -> list[Document]:
+    """The variables by which Ray's head finds that Redis."""
+    env: list[Document] = []
+    if address := storage.get("redisAddress"):
+        env.append({"name": "RAY_REDIS_ADDRESS", "value": address})
+    if namespace := storage.get("externalStorageNamespace"):
+        env.append({"name": "RAY_external_storage_namespace", "value": namespace})
+    for name, field in ((_USER, "redisUsername"), (_PASSWORD, "redisPassword")):
+        if field in storage:
+            env.append({"name": name, **storage[field]})
+    return env
 
 
 def worker_parameters(group: Mapping[str, Any], address: str) -> dict[str, str]:

@@ -23,7 +23,14 @@ from tests.kube.pods import (
     reference,
     revision_of,
 )
-from tests.kube.ray_start import GCS_PORT, head_parameters, ray_start, with_command, worker_parameters
+from tests.kube.ray_start import (
+    GCS_PORT,
+    head_parameters,
+    ray_start,
+    storage_environment,
+    with_command,
+    worker_parameters,
+)
 from tests.kube.store import Key, Store
 
 API, PLURAL = "ray.io/v1", "rayclusters"
@@ -103,12 +110,13 @@ def _create(store: Store, cluster: Document, group: Document, *, is_head: bool) 
     name, kind = cluster["metadata"]["name"], "head" if is_head else "worker"
     group_name = HEAD_GROUP if is_head else group["groupName"]
     address = f"{_address(cluster)}:{GCS_PORT}"
-    parameters = head_parameters(group) if is_head else worker_parameters(group, address)
+    storage = cluster["spec"].get("gcsFaultToleranceOptions", {}) if is_head else {}
+    parameters = head_parameters(group, storage=storage) if is_head else worker_parameters(group, address)
     line = ray_start(parameters, is_head=is_head)
     template = with_command(deepcopy(group["template"]), line)
     own = {"RAY_NODE_TYPE_NAME": group_name, "KUBERAY_GEN_RAY_START_CMD": line}
     own["RAY_ADDRESS"] = f"127.0.0.1:{GCS_PORT}" if is_head else address
-    _add_environment(cluster, template, own)
+    _add_environment(cluster, template, own, storage_environment(storage))
     if not is_head:
         _wait_for_head(template, address)
     labels = {
@@ -123,7 +131,9 @@ def _create(store: Store, cluster: Document, group: Document, *, is_head: bool) 
     create_pod(store, cluster, pod, template=template, labels=labels)
 
 
-def _add_environment(cluster: Document, template: Document, own: dict[str, str]) -> None:
+def _add_environment(
+    cluster: Document, template: Document, own: dict[str, str], storage: list[Document]
+) -> None:
     """What the operator sets in the Ray container, where the user has not."""
     container = template["spec"]["containers"][0]
     values = {
@@ -134,7 +144,7 @@ def _add_environment(cluster: Document, template: Document, own: dict[str, str])
         "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
         **own,
     }
-    env: list[Document] = [{"name": name, "value": value} for name, value in values.items()]
+    env: list[Document] = [*storage, *({"name": name, "value": value} for name, value in values.items())]
     env.append({"name": "RAY_CLOUD_INSTANCE_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}})
     if _has_token(cluster):
         key = {"name": cluster["metadata"]["name"], "key": _TOKEN_KEY}

@@ -12,7 +12,7 @@ from tests.kube.merge import apply_configuration, merge_patch, strategic_merge
 from tests.kube.pod_env import expand, quantity, resource_value
 from tests.kube.pod_volumes import VolumeFile, swap_files
 from tests.kube.probes import ProbeSettings, ProbeState
-from tests.kube.ray_start import head_parameters, ray_start, with_command, worker_parameters
+from tests.kube.ray_start import head_parameters, ray_start, storage_environment, with_command, worker_parameters
 from tests.kube.selection import matches_fields, matches_labels, matches_query
 from tests.kube.wire import MAGIC, decode_delete_options, decode_secret
 
@@ -150,11 +150,21 @@ def group(**more: object) -> Document:
 
 
 def test_a_head_starts_with_what_the_operator_adds() -> None:
-    line = ray_start(head_parameters(group(rayStartParams={"num-cpus": "0"})), is_head=True)
+    line = ray_start(head_parameters(group(rayStartParams={"num-cpus": "0"}), storage={}), is_head=True)
     assert line == (
         "ray start --head --block --dashboard-agent-listen-port=52365 --dashboard-host=0.0.0.0 "
         "--memory=1073741824 --metrics-export-port=8080 --num-cpus=0"
     )
+
+
+def test_a_head_keeps_its_state_in_the_redis_that_it_was_given() -> None:
+    storage = {"redisAddress": "valkey:6379", "redisUsername": {"value": "ray"}, "externalStorageNamespace": "prod"}
+    assert "--redis-username=$REDIS_USERNAME" in ray_start(head_parameters(group(), storage=storage), is_head=True)
+    assert storage_environment(storage) == [
+        {"name": "RAY_REDIS_ADDRESS", "value": "valkey:6379"},
+        {"name": "RAY_external_storage_namespace", "value": "prod"},
+        {"name": "REDIS_USERNAME", "value": "ray"},
+    ]
 
 
 def test_a_worker_joins_the_head_with_its_labels_and_resources() -> None:
