@@ -12,7 +12,7 @@ from tests.e2e.live import cluster_status_at, run
 from tests.kube.helm import Tools
 from tests.kube.images import REPOSITORY
 from tests.kube.kinds import Document
-from tests.kube.pods import is_ending, is_ready
+from tests.kube.pods import is_ending, is_over, is_ready
 from tests.kube.stand_in import StandIn
 from tests.kube.waiting import until
 
@@ -20,6 +20,8 @@ CHART = REPOSITORY / "helm" / "tandem"
 NAME = "live"
 GRPC_PORT, HTTP_PORT = 50051, 8000
 _INSTALL_TIMEOUT = "200s"
+_SETTLE_S = 200.0
+_ASK_S = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,16 @@ class Deployment:
             states = [(worker.role, worker.state) for worker in self.status().workers]
             return sorted(states) == [("decode", "ready")] * num_decode + [("prefill", "ready")] * num_prefill
 
-        until(holds, timeout_s=120.0, what=self.status)
+        until(holds, timeout_s=_SETTLE_S, what=self.status, look_s=_ASK_S)
+
+    def uninstall(self) -> None:
+        """`helm uninstall`, and its pods are gone; only the finished one of `helm test` stays, as helm has it."""
+        self.tools.helm("uninstall", NAME, "--wait")
+
+        def is_gone() -> bool:
+            return all(is_over(pod) for pod in self.cluster.store.list("v1", "pods"))
+
+        until(is_gone, timeout_s=_SETTLE_S, what=lambda: self.tools.kubectl("get", "pods", "-o", "wide"))
 
     def until_settled(self, component: str, num_pods: int) -> None:
         """Waits until a component has so many pods, all of them ready and none on its way out."""
@@ -89,7 +100,7 @@ class Deployment:
             ours = [pod for pod in found if pod["metadata"]["labels"].get(label) == component]
             return len(ours) == num_pods and all(is_ready(pod) and not is_ending(pod) for pod in ours)
 
-        until(holds, timeout_s=120.0, what=lambda: self.tools.kubectl("get", "pods", "-o", "wide"))
+        until(holds, timeout_s=_SETTLE_S, what=lambda: self.tools.kubectl("get", "pods", "-o", "wide"))
 
 
 def installed(cluster: StandIn, tools: Tools, model: Path, *arguments: str) -> Deployment:

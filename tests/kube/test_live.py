@@ -122,6 +122,5 @@ def test_a_rolling_upgrade_of_the_nodes_loses_no_request(
 
 def test_an_uninstalled_chart_leaves_no_pod_and_no_process(live: Deployment) -> None:
     pods = live.cluster.store.list("v1", "pods")
-    live.tools.helm("uninstall", "live", "--wait")
-    until(lambda: not live.cluster.store.list("v1", "pods"), timeout_s=150.0)
+    live.uninstall()
     assert not {pod["metadata"]["uid"] for pod in pods} & {mark.split("/")[0] for mark in marks_of_processes()}

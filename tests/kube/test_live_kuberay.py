@@ -14,7 +14,6 @@ from tests.kube.helm import Tools
 from tests.kube.load import NUM_TOKENS, PROMPT, ask_grpc
 from tests.kube.marks import marks_of_processes
 from tests.kube.stand_in import StandIn
-from tests.kube.waiting import until
 from tests.oracle import Oracle, golden_tokens
 from tests.tiny_model import save_tiny_llama
 
@@ -44,6 +43,5 @@ def test_a_ray_cluster_of_the_operator_serves_and_leaves_nothing(
     live.until_sizes(1, 2)
     assert (live.workers("prefill"), live.uids("node")) == (prefill, nodes)
     pods = {pod["metadata"]["uid"] for pod in live.cluster.store.list("v1", "pods")}
-    live.tools.helm("uninstall", "live", "--wait")
-    until(lambda: not live.cluster.store.list("v1", "pods"), timeout_s=150.0)
+    live.uninstall()
     assert not pods & {mark.split("/")[0] for mark in marks_of_processes()}

@@ -6,12 +6,18 @@ import time
 from collections.abc import Callable
 
 TIMEOUT_S = 60.0
-_LOOK_S = 0.05
+LOOK_S = 0.05
 
 
-def until(holds: Callable[[], bool], *, timeout_s: float = TIMEOUT_S, what: Callable[[], object] | None = None) -> None:
-    """Returns as soon as `holds()`; fails when it does not in time, and shows `what()`."""
+def until(
+    holds: Callable[[], bool],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    what: Callable[[], object] | None = None,
+    look_s: float = LOOK_S,
+) -> None:
+    """Returns as soon as `holds()`, asked every `look_s`; fails when it does not in time, and shows `what()`."""
     give_up = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < give_up, f"not within {timeout_s:g} s; {what() if what else ''}"
-        time.sleep(_LOOK_S)
+        time.sleep(look_s)
