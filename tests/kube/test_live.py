@@ -36,12 +36,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def golden(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, ...]:
     oracle = Oracle(resolve_model(str(model)), tmp_path_factory.mktemp("oracle"))
-    return golden_tokens(oracle, list(PROMPT.encode()), NUM_TOKENS)
+    return golden_tokens(oracle, AutoTokenizer.from_pretrained(model).encode(PROMPT), NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
 def golden_text(model: Path, golden: tuple[int, ...]) -> str:
-    return str(AutoTokenizer.from_pretrained(model).decode(golden))
+    return str(AutoTokenizer.from_pretrained(model).decode(golden, skip_special_tokens=True))
 
 
 @pytest.fixture(scope="module")
