@@ -221,8 +221,8 @@ class ClusterConfig:
     drain_timeout_s: float = 30.0
     """Longest that a shutdown waits for running requests."""
     replacement_timeout_s: float = 30.0
-    """Longest that a node which leaves waits, beyond `drain_timeout_s`, until its workers are replaced elsewhere: as long
-    as a worker takes to load its model. What has no successor then is cut off."""
+    """Longest that a node which leaves waits, beyond `drain_timeout_s`, until its workers are replaced elsewhere: as
+    long as a worker takes to load its model. What has no successor then is cut off."""
     pin_cores: bool = True
     """Pin each worker to cores of its own when there are enough."""
     controller_metrics_port: int = 0
