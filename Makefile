@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 RUNS ?= 5
 JOBS ?= 2
 
-.PHONY: help install demo up test fuzz check bench proto helm-tools helm-check helm-golden chart clean
+.PHONY: help install demo up test fuzz check bench bench-peers proto helm-tools helm-check helm-golden chart clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make fuzz      run the property tests on new examples, RUNS times (default 5)"
 	@echo "make check     lint, types, architecture, freshness of generated code and of docs/metrics.md"
 	@echo "make bench     measure this machine"
+	@echo "make bench-peers  set up .venv-peers with NIXL and Mooncake, for make bench to measure beside"
 	@echo "make proto     generate the gRPC stubs from proto/"
 	@echo "make chart     generate what is generated for the Helm chart: schema, page of values, dashboards"
 	@echo "make helm-check   lint the Helm chart and run its static tests"
@@ -62,6 +63,15 @@ check: install
 bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# In an environment of their own: they bring other versions of what Tandem pins. Mooncake wants a library of RDMA even for
+# TCP; it is unpacked there, not installed.
+PEERS := .venv-peers
+bench-peers:
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check numpy nixl-cu12 mooncake-transfer-engine-non-cuda
+	mkdir -p $(PEERS)/deb
+	cd $(PEERS)/deb && apt-get download libibverbs1 libnl-3-200 libnl-route-3-200 && for f in *.deb; do dpkg -x $$f root; done
+
 proto: install
 	$(BIN)/python -m tandem.rpc.generate
 
@@ -79,6 +89,6 @@ helm-golden: install
 	$(BIN)/python -m tests.helm.golden
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo 'prepared tokenizers stay where they are: $$TANDEM_CACHE or ~/.cache/tandem'

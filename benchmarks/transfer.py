@@ -1,10 +1,11 @@
-"""KV transfer GB/s of each transport against memcpy and against bare UCXX, between two processes, in one run.
+"""KV transfer GB/s of each transport beside memcpy, bare UCXX, NIXL and Mooncake, between two processes, in one run.
 
-    python -m benchmarks.transfer [--quick] [--json FILE]
+    make bench-peers && python -m benchmarks.transfer [--quick] [--json FILE]
 
 One message is one layer of a request of the default model: blocks of 16 tokens, 24,576 bytes each, 30 layers. The
-subjects take turns, so that noise on the machine meets all of them; figures are medians. Digest "on" is what the
-engine pays: hashed by the sender before and by the receiver after.
+subjects take turns, so that noise on the machine meets all of them; a ratio is the median of the rounds' own. Digest
+"on" is what the engine pays: hashed by the sender before and by the receiver after. `exposed_over_prefill_1024` is from
+a real prefill and a real decode worker (`benchmarks/exposed.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import multiprocessing
 import os
 import select
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.exposed import run as run_exposed
+from benchmarks.peers import PeerEngines
 from benchmarks.report import finish
 from kv_transfer.digest import digest
 from kv_transfer.transport import Link, MessageHeader, Transport
@@ -36,7 +40,7 @@ NUM_LAYERS = 30
 BLOCK_LAYER_BYTES = 24_576
 MIB = 1 << 20
 TIMEOUT_S = 60.0
-TRANSPORTS: tuple[TransportName, ...] = ("shm", "ucx")
+TRANSPORTS: tuple[TransportName, ...] = ("shm", "ucx", "collective")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +91,7 @@ def _serve(channel: Connection, num_bytes: int) -> None:
         transport.serve(sink)
     bare = _BareUcx()
     channel.send(([transport.address() for transport in transports], bare.worker.address()))
-    memory = sinks[-1].memory
+    memory = sinks[TRANSPORTS.index("ucx")].memory
     while (layer_bytes := channel.recv()) is not None:
         bare.receive(memory, layer_bytes)
     for transport in transports:
@@ -168,10 +172,11 @@ def _measure(
     links: dict[str, Link],
     bare: _BareUcx,
     *,
+    peers: PeerEngines,
     layer_bytes: int,
     num_rounds: int,
-) -> dict[str, float]:
-    """Median seconds of each subject for 30 layers, taking turns; the first round warms up and is not counted."""
+) -> dict[str, list[float]]:
+    """Seconds of each subject for 30 layers, round by round, taking turns; a first round warms up, uncounted."""
     total = NUM_LAYERS * layer_bytes
     source = regions["ucx"].memory
     target = torch.ones(total, dtype=torch.uint8)
@@ -188,24 +193,41 @@ def _measure(
         send = partial(_send_layers, links[name], region.memory, layer_bytes)
         subjects[name] = partial(send, with_digest=False)
         subjects[f"{name}_digest"] = partial(send, with_digest=True)
-    times: dict[str, list[float]] = {name: [] for name in subjects}
+    measured: dict[str, Callable[[], float]] = {name: partial(_timed, run) for name, run in subjects.items()}
+    measured |= {name: partial(peers.run, name, layer_bytes) for name in peers.names}
+    times: dict[str, list[float]] = {name: [] for name in measured}
     for round_number in range(num_rounds + 1):
-        for name, run in subjects.items():
-            elapsed = _timed(run)
+        for name, seconds_of in measured.items():
+            elapsed = seconds_of()
             if round_number:
                 times[name].append(elapsed)
-    return {name: median(values) for name, values in times.items()}
+    for name in peers.names:
+        peers.check(name, layer_bytes)
+    return times
 
 
-def _figures(seconds: dict[str, float], label: str, total_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
+RATIOS = {
+    "shm_vs_memcpy": ("memcpy", "shm"),
+    "ucx_vs_bare_ucxx": ("bare_ucxx", "ucx"),
+    "ucx_vs_nixl": ("nixl", "ucx"),
+    "ucx_vs_mooncake": ("mooncake", "ucx"),
+    "ucx_vs_memcpy": ("memcpy", "ucx"),
+    "collective_vs_memcpy": ("memcpy", "collective"),
+    "shm_digest_cost": ("shm_digest", "shm"),
+    "ucx_digest_cost": ("ucx_digest", "ucx"),
+}
+"""Seconds of the first over those of the second."""
+
+
+def _figures(
+    times: dict[str, list[float]], label: str, total_bytes: int
+) -> tuple[dict[str, float], dict[str, float]]:
     suffix = "" if label == "64mb" else f"_{label}"
-    figures = {f"{name}_{label}_gbps": total_bytes / value / 1e9 for name, value in seconds.items()}
+    figures = {f"{name}_{label}_gbps": total_bytes / median(values) / 1e9 for name, values in times.items()}
     ratios = {
-        f"shm_vs_memcpy{suffix}": seconds["memcpy"] / seconds["shm"],
-        f"ucx_vs_bare_ucxx{suffix}": seconds["bare_ucxx"] / seconds["ucx"],
-        f"ucx_vs_memcpy{suffix}": seconds["memcpy"] / seconds["ucx"],
-        f"shm_digest_cost{suffix}": seconds["shm_digest"] / seconds["shm"],
-        f"ucx_digest_cost{suffix}": seconds["ucx_digest"] / seconds["ucx"],
+        f"{name}{suffix}": median(a / b for a, b in zip(times[one], times[other], strict=True))
+        for name, (one, other) in RATIOS.items()
+        if one in times
     }
     return figures, ratios
 
@@ -229,19 +251,25 @@ def run(*, quick: bool) -> tuple[dict[str, float], dict[str, float], str]:
         links[name] = transport.connect(address)
     bare = _BareUcx()
     bare.connect(bare_address)
+    peers = PeerEngines(num_bytes)
+    for peer, why in peers.missing.items():
+        print(f"{peer} is left out: {why}", file=sys.stderr)
     figures: dict[str, float] = {}
     ratios: dict[str, float] = {}
     for label, size in sizes.items():
         layer_bytes = _layer_bytes(size)
         num_rounds = 9 if size <= 64 * MIB else 5
-        seconds = _measure(channel, regions, links, bare, layer_bytes=layer_bytes, num_rounds=num_rounds)
-        more_figures, more_ratios = _figures(seconds, label, NUM_LAYERS * layer_bytes)
+        times = _measure(
+            channel, regions, links, bare, peers=peers, layer_bytes=layer_bytes, num_rounds=num_rounds
+        )
+        more_figures, more_ratios = _figures(times, label, NUM_LAYERS * layer_bytes)
         figures.update(more_figures)
         ratios.update(more_ratios)
     detail = links["ucx"].detail
     for region in regions.values():
         region.transport.close()
     bare.close()
+    peers.close()
     channel.send(None)
     num_errors = channel.recv()
     process.join()
@@ -253,9 +281,17 @@ def run(*, quick: bool) -> tuple[dict[str, float], dict[str, float], str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="64 MB only")
+    parser.add_argument("--no-pair", action="store_true", help="leave the workers (exposed_over_prefill_1024) out")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write figures and ratios there")
     arguments = parser.parse_args()
     figures, ratios, detail = run(quick=arguments.quick)
+    pairs: tuple[TransportName, ...] = () if arguments.no_pair else ("ucx", "shm")
+    for transport in pairs:
+        exposed = run_exposed(transport=transport, num_rounds=2 if arguments.quick else 5)
+        figures[f"{transport}_exposed_1024_ms"] = exposed["exposed_s"] * 1e3
+        figures[f"{transport}_prefill_1024_ms"] = exposed["prefill_s"] * 1e3
+        name = "exposed_over_prefill_1024"
+        ratios[name if transport == "ucx" else f"{name}_{transport}"] = exposed["ratio"]
     finish(figures, ratios, arguments.json, f"KV transfer between two processes (ucx: {detail})")
 
 

@@ -31,6 +31,7 @@ from cluster.ray_node import GRACE_S
 from cluster.router_process import NO_ENDPOINTS, ROUTER_COMMAND, RouterEndpoints, RouterProcess
 from tandem.config import ClusterConfig
 from tandem.errors import ClusterError
+from tandem.key_source import provide_key
 from tandem.redis_access import PASSWORD_VARIABLE
 from tandem.types import Role
 
@@ -111,6 +112,7 @@ class ClusterLauncher:
         Raises TandemError; then, as when cancelled, nothing is left.
         """
         self._began = time.monotonic()
+        provide_key(self._config, kept=self._head_options.joinable)
         self._run_dir = make_temp_dir("run")
         try:
             async with asyncio.timeout(self._start_timeout_s):

@@ -27,6 +27,7 @@ from cluster.ray_node import RayNode
 from cluster.ray_node_settings import NodeOffer
 from tandem.config import ClusterConfig
 from tandem.errors import ClusterError, ConfigError
+from tandem.key_source import hand_down, load_key
 from tandem.observability.server import MetricsServer
 from tandem.pool_state import PoolState
 from tandem.registry import Registry, WorkerRecord
@@ -101,6 +102,7 @@ class Member:
 
     async def _join(self) -> MemberInfo:
         began_s = time.monotonic()
+        hand_down(load_key(self._config))
         await patiently(lambda: check_redis(self._config.registry.redis_url), self._note)
         prepare_environment(token=(await patiently(self._head, self._note)).token)
         address = await self._node.join(self._address, self._offer)

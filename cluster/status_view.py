@@ -16,7 +16,7 @@ from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, WorkerStatus
 _WIDE = 80
 """Columns from which there is air between those of a table."""
 _FEWEST_CHARS = 8
-_OTHER_LINK_CHARS = 33
+_OTHER_LINK_CHARS = 38
 """What a row of the link table needs beside names and transport."""
 
 
@@ -78,13 +78,14 @@ def _worker_table(status: ClusterStatus, width: int) -> Table:
 
 
 def _link_table(status: ClusterStatus, width: int) -> Table:
-    table = _table(width, "link", "over", "sent", "msgs", "speed")
+    table = _table(width, "link", "over", "sent", "msgs", "GB/s", "µs")
     for worker in status.workers:
         for link in worker.links:
             name = f"{worker.worker_id} → {link.peer_worker_id}"
-            speed = f"{link.bytes_per_s / 1e9:.3g} GB/s" if link.bytes_per_s else "-"
+            speed = f"{link.probed_bytes_per_s / 1e9:.3g}" + ("!" if link.slow else "")
             over = short_transport(link, max(_FEWEST_CHARS, width - len(name) - _OTHER_LINK_CHARS))
-            table.add_row(name, over, data_size(link.num_bytes), str(link.num_messages), speed)
+            latency = f"{link.latency_s * 1e6:.0f}"
+            table.add_row(name, over, data_size(link.num_bytes), str(link.num_messages), speed, latency)
     return table
 
 
@@ -94,4 +95,5 @@ def _details(status: ClusterStatus) -> Iterator[str]:
         at = f" on {w.node}" if w.node else ""
         yield f"{w.worker_id}: process {w.pid}{at}, cores {cores}, {w.num_handoffs} handoffs, {w.metrics_url}"
         for link in w.links:
-            yield f"{w.worker_id} → {link.peer_worker_id}: {link.transport} negotiated {link.detail}"
+            busy = f"{link.bytes_per_s / 1e9:.3g} GB/s while busy" if link.bytes_per_s else "not used yet"
+            yield f"{w.worker_id} → {link.peer_worker_id}: {link.transport} negotiated {link.detail}; {busy}"

@@ -18,7 +18,7 @@ from tandem.worker.host import HostedWorker, WorkerHost, WorkerSettings
 async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], None]) -> HostedWorker:
     """Transport, model, worker, in this order."""
     config = settings.config
-    transport = make_transport(config.transfer.transport, worker_id=settings.worker_id)
+    transport = make_transport(config.transfer.transport, worker_id=settings.worker_id, host=settings.host)
     mark("transport")
     executor = await asyncio.to_thread(
         build_executor,
@@ -34,6 +34,7 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], No
         worker_id=settings.worker_id,
         epoch=epoch,
         fingerprint=facts.fingerprint,
+        key=settings.key,
         transport=transport,
         max_batch_sequences=config.decode.max_batch_sequences,
         growth_tokens=config.decode.growth_tokens,

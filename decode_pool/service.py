@@ -85,6 +85,7 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
                 num_received_messages=arrived.num_messages,
                 num_refused_messages=arrived.num_refused,
                 num_nacked_messages=arrived.num_nacked,
+                num_forged_messages=arrived.num_forged,
             )
 
     def status(self) -> inference_pb2.WorkerStatus:

@@ -9,12 +9,14 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from decode_pool.scheduler import DecodeOutput, DecodePlan, DecodeScheduler, DecodeStep
 from kv_transfer.destination import DestinationHandoff
 from kv_transfer.handoff import Record
-from kv_transfer.receiver import HandoffReceiver, IncomingHandoff, ReceiveCallbacks
+from kv_transfer.incoming import IncomingHandoff, ReceiveCallbacks
+from kv_transfer.offer import TicketOffice
+from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.transport import Transport
 from tandem.errors import (
     ContextLengthExceeded,
@@ -24,6 +26,7 @@ from tandem.errors import (
     IncompatiblePeer,
     InvalidRequest,
     TandemError,
+    TicketRefused,
     WorkerUnavailable,
 )
 from tandem.kv.block_pool import BlockPool
@@ -31,6 +34,7 @@ from tandem.model.executor import Executor, SequenceSlice
 from tandem.observability.worker_metrics import DecodeMetrics
 from tandem.rpc.convert import finish_reason_to_proto, handoff_id_from_wire
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2
+from tandem.secret import ClusterKey
 from tandem.types import Epoch, HandoffId, Request, RequestId, WorkerId
 from tandem.worker.engine import Engine
 
@@ -61,6 +65,7 @@ class DecodeWorker:
         worker_id: WorkerId,
         epoch: Epoch,
         fingerprint: str,
+        key: ClusterKey,
         transport: Transport,
         max_batch_sequences: int,
         growth_tokens: int = 256,
@@ -90,7 +95,8 @@ class DecodeWorker:
         self._engine: Engine[DecodePlan, list[int]] = Engine(
             "decode-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
         )
-        self.receiver = HandoffReceiver(cache=executor.cache, transport=transport)
+        self._office = TicketOffice(key, worker_id=worker_id, epoch=epoch)
+        self.receiver = HandoffReceiver(cache=executor.cache, transport=transport, office=self._office)
         self._engine.start()
 
     @property
@@ -160,27 +166,32 @@ class DecodeWorker:
             yield message
 
     def _take(self, offer: worker_pb2.HandoffOffer) -> IncomingHandoff:
-        leg = self._by_handoff.get(handoff_id_from_wire(offer.handoff_id))
+        handoff_id, wall_s = handoff_id_from_wire(offer.handoff_id), time.time()
+        claims = self._office.take(offer, now=wall_s)
+        leg = self._by_handoff.get(handoff_id)
         if leg is None or leg.over:
             raise HandoffFailed(f"no decode leg waits for handoff {offer.handoff_id}: its request has ended")
         if offer.fingerprint != self._fingerprint:
             error = IncompatiblePeer(f"{offer.prefill_worker_id} has another model or KV layout than {self.worker_id}")
             self.fail(leg, error)
             raise error
+        if claims.request_id != leg.request.request_id:
+            raise TicketRefused(f"the offer of handoff {handoff_id} is for request {claims.request_id}")
         if offer.num_prompt_tokens != len(leg.request.prompt_token_ids) or leg.handoff is not None:
             raise HandoffFailed("the offer does not match the decode leg")
-        layout = self.executor.cache.layout
+        layout, now = self.executor.cache.layout, time.monotonic()
         machine = DestinationHandoff(
             epoch=self.epoch,
             num_layers=layout.num_layers,
             num_blocks=layout.num_blocks_for(offer.num_prompt_tokens),
             lease_s=self._lease_s,
-            now=time.monotonic(),
+            now=now,
         )
         incoming = IncomingHandoff(
-            leg.handoff_id,
+            claims=replace(claims, expires_s=wall_s + leg.request.deadline_s - now),
             machine=machine,
-            receiver=self.receiver,
+            desk=self.receiver,
+            now=wall_s,
             callbacks=ReceiveCallbacks(
                 delivered=lambda record: self._on_delivered(leg, record),
                 failed=lambda error: self._soon(self.fail, leg, error),

@@ -7,6 +7,8 @@ or has been fenced.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kv_transfer.handoff import (
     ENDED,
     Action,
@@ -28,23 +30,20 @@ from tandem.types import Epoch
 
 
 class DestinationHandoff:
-    """`num_blocks` prompt blocks in `num_layers` layers; those before `first_block` are already held."""
+    """`num_blocks` prompt blocks in `num_layers` layers, of which `reserved` says how many are held already."""
 
-    def __init__(
-        self, *, epoch: Epoch, num_layers: int, num_blocks: int, lease_s: float, now: float, first_block: int = 0
-    ) -> None:
-        assert 0 <= first_block <= num_blocks
+    def __init__(self, *, epoch: Epoch, num_layers: int, num_blocks: int, lease_s: float, now: float) -> None:
         self.state = HandoffState.OFFERED
         self.epoch = epoch
         self.lease_s = lease_s
         self.lease_until_s = now + lease_s
-        self._first_block = first_block
         self._num_blocks = num_blocks
-        self._wanted = ((1 << num_blocks) - 1) >> first_block << first_block
+        self._wanted = (1 << num_blocks) - 1
         self._arrived = [0] * num_layers
         self._in_flight: set[BlockRange] = set()
         self._digests: dict[tuple[int, int], int] = {}
         self._record: Record | None = None
+        self._nack_round = 0
         self._num_events = 0
         """Placements, landings and the record: how the handoff shows that it goes on."""
         self._quiet = (0, now)
@@ -63,11 +62,13 @@ class DestinationHandoff:
         """Digests of what arrived, in (layer, first block) order."""
         return [digest for _, digest in sorted(self._digests.items())]
 
-    def reserved(self) -> list[Action]:
-        """All blocks that the sequence needs are reserved."""
+    def reserved(self, first_block: int = 0) -> list[Action]:
+        """All blocks that the sequence needs are reserved; those before `first_block` are held already, not sent."""
         assert self.state is HandoffState.OFFERED
+        assert 0 <= first_block <= self._num_blocks
         self.state = HandoffState.RESERVED
-        return [SendTicket(epoch=self.epoch, lease_s=self.lease_s, first_block=self._first_block)]
+        self._wanted = self._wanted >> first_block << first_block
+        return [SendTicket(epoch=self.epoch, lease_s=self.lease_s, first_block=first_block)]
 
     def renewed(self, now: float) -> list[Action]:
         """The source gave a sign of life. That does not make the end of an aborted handoff any later."""
@@ -83,20 +84,22 @@ class DestinationHandoff:
         """
         if self.state not in (HandoffState.RESERVED, HandoffState.MOVING) or epoch != self.epoch:
             return False
-        end = blocks.first_block + blocks.num_blocks
-        if not (0 <= blocks.layer < len(self._arrived) and 0 <= blocks.first_block < end <= self._num_blocks):
+        if not self._is_wanted(blocks):
             return False
-        if blocks.mask & ~self._wanted:
+        if any(self._arrived[layer] & blocks.mask for layer in blocks.layers):
             return False
-        taken = self._arrived[blocks.layer]
-        for other in self._in_flight:
-            taken |= other.mask if other.layer == blocks.layer else 0
-        if blocks.mask & taken:
+        if any(blocks.overlaps(other) for other in self._in_flight):
             return False
         self._in_flight.add(blocks)
         self._num_events += 1
         self.state = HandoffState.MOVING
         return True
+
+    def _is_wanted(self, blocks: BlockRange) -> bool:
+        end = blocks.first_block + blocks.num_blocks
+        in_layers = 0 <= blocks.layer < blocks.layers.stop <= len(self._arrived)
+        in_prompt = 0 <= blocks.first_block < end <= self._num_blocks
+        return in_layers and in_prompt and not blocks.mask & ~self._wanted
 
     def landed(self, blocks: BlockRange, *, digest: int, error: str | None) -> list[Action]:
         """A placed message is whole, or (error) will never be written again."""
@@ -105,8 +108,10 @@ class DestinationHandoff:
         if self.state is not HandoffState.MOVING:
             return self._maybe_drained()
         if error is not None:
-            return [SendNack(blocks=blocks, reason=error)]
-        self._arrived[blocks.layer] |= blocks.mask
+            self._nack_round += 1
+            return [SendNack(blocks=blocks, reason=error, round=self._nack_round)]
+        for layer in blocks.layers:
+            self._arrived[layer] |= blocks.mask
         self._digests[blocks.layer, blocks.first_block] = digest
         return self._maybe_delivered()
 
@@ -119,23 +124,32 @@ class DestinationHandoff:
         return self._maybe_delivered()
 
     def missing(self) -> list[BlockRange]:
-        """What has not arrived and is not under way, as maximal ranges."""
+        """What has not arrived and is not under way, as maximal ranges of blocks, and of layers that miss the same."""
         ranges: list[BlockRange] = []
-        for layer, arrived in enumerate(self._arrived):
-            left = self._wanted & ~arrived
-            for other in self._in_flight:
-                left &= ~other.mask if other.layer == layer else -1
-            first = 0
-            while left >> first:
-                if left >> first & 1:
-                    count = 1
-                    while left >> (first + count) & 1:
-                        count += 1
+        for layer in range(len(self._arrived)):
+            for first, count in self._missing_in(layer):
+                above = BlockRange(layer=layer - 1, first_block=first, num_blocks=count)
+                grown = next((i for i, r in enumerate(ranges) if _continues(r, above)), None)
+                if grown is None:
                     ranges.append(BlockRange(layer=layer, first_block=first, num_blocks=count))
-                    first += count
                 else:
-                    first += 1
+                    ranges[grown] = replace(ranges[grown], num_layers=ranges[grown].num_layers + 1)
         return ranges
+
+    def _missing_in(self, layer: int) -> list[tuple[int, int]]:
+        """(first block, count) of each maximal run."""
+        left = self._wanted & ~self._arrived[layer]
+        for other in self._in_flight:
+            left &= ~other.mask if layer in other.layers else -1
+        runs, first = [], 0
+        while left >> first:
+            count = 0
+            while left >> (first + count) & 1:
+                count += 1
+            if count:
+                runs.append((first, count))
+            first += count or 1
+        return runs
 
     def abort(self, reason: str) -> list[Action]:
         """Our side gives up: client gone, deadline, drain."""
@@ -179,7 +193,9 @@ class DestinationHandoff:
             self._quiet = (self._num_events, now)
         elif self._record is not None and self.state is not HandoffState.ABORTING and now >= since_s + self.lease_s / 2:
             self._quiet = (num_events, now)
-            return [SendNack(blocks=blocks, reason="it did not arrive") for blocks in self.missing()]
+            self._nack_round += 1
+            reason, number = "it did not arrive", self._nack_round
+            return [SendNack(blocks=blocks, reason=reason, round=number) for blocks in self.missing()]
         return []
 
     def _give_up(self, reason: str, *, tell_peer: bool) -> list[Action]:
@@ -219,9 +235,15 @@ class DestinationHandoff:
         """Asserts what must hold after each event."""
         assert all(not arrived & ~self._wanted for arrived in self._arrived)
         for blocks in self._in_flight:
-            assert not blocks.mask & self._arrived[blocks.layer]
+            assert not any(blocks.mask & self._arrived[layer] for layer in blocks.layers)
         if self.ended:
             assert not self._in_flight
         if self.state is HandoffState.DELIVERED:
             assert self._record is not None
             assert not self.missing()
+
+
+def _continues(blocks: BlockRange, last: BlockRange) -> bool:
+    """Whether `last` is the last layer of `blocks`."""
+    same_blocks = (blocks.first_block, blocks.num_blocks) == (last.first_block, last.num_blocks)
+    return same_blocks and blocks.layers.stop == last.layers.stop

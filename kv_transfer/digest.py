@@ -1,26 +1,46 @@
-"""The digest of a payload: xxh3-64 over its bytes in order, wherever they lie. Detects damage, not malice."""
+"""The digest of a payload: xxh3-64 over its bytes in order, wherever they lie. Detects damage, not malice.
+
+Every payload in host memory has one. From a GPU the bytes would have to be brought to the host first: a sample has.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 import xxhash
 
 _STEP_BYTES = 1 << 20
+DEVICE_SAMPLE = 16
+"""Of the payloads on a GPU, one in this many is digested unless the configuration says otherwise."""
 
 
 def digest(segments: Sequence[torch.Tensor]) -> int:
-    """xxh3-64 of the bytes of `segments` (1-D uint8, host memory), one after another. Zero-copy; never 0.
+    """xxh3-64 of the bytes of `segments` (1-D uint8), one after another. Zero-copy in host memory; never 0.
 
     0 in a header means "not digested", so a payload that hashes to 0 gets 1. The GIL is free while hashing.
     """
     hasher = xxhash.xxh3_64()
     for segment in segments:
-        view = segment.detach().numpy().data
+        view = segment.detach().cpu().numpy().data
         for start in range(0, len(view), _STEP_BYTES):
             hasher.update(view[start : start + _STEP_BYTES])
     return finish(hasher)
+
+
+class DigestPolicy:
+    """Which payloads get a digest: one in `every`; 0 takes all in host memory and one in DEVICE_SAMPLE on a GPU."""
+
+    def __init__(self, every: int = 0) -> None:
+        self._every = every
+        self._count = itertools.count()
+
+    def digest(self, segments: Sequence[torch.Tensor]) -> int:
+        """The digest, or 0 for none. Any thread."""
+        on_host = all(segment.device.type == "cpu" for segment in segments)
+        every = self._every or (1 if on_host else DEVICE_SAMPLE)
+        return digest(segments) if next(self._count) % every == 0 else 0
 
 
 def finish(hasher: xxhash.xxh3_64) -> int:

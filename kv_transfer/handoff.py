@@ -38,16 +38,27 @@ ENDED = frozenset({HandoffState.DELIVERED, HandoffState.DRAINED, HandoffState.EX
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRange:
-    """`num_blocks` blocks of the prompt from `first_block` on, in one layer."""
+    """`num_blocks` blocks of the prompt from `first_block` on, in `num_layers` layers from `layer` on: one message."""
 
     layer: int
     first_block: int
     num_blocks: int
+    num_layers: int = 1
+
+    @property
+    def layers(self) -> range:
+        """The layers."""
+        return range(self.layer, self.layer + self.num_layers)
 
     @property
     def mask(self) -> int:
         """The blocks as bits of an integer."""
         return ((1 << self.num_blocks) - 1) << self.first_block
+
+    def overlaps(self, other: BlockRange) -> bool:
+        """Whether some block of some layer is in both."""
+        first, end = max(self.layer, other.layer), min(self.layers.stop, other.layers.stop)
+        return first < end and bool(self.mask & other.mask)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +89,11 @@ class SendTicket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendNack:
-    """Destination: a range did not arrive whole."""
+    """Destination: a range did not arrive whole. `round` is equal for all that one look found."""
 
     blocks: BlockRange
     reason: str
+    round: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

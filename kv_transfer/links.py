@@ -1,44 +1,103 @@
-"""The links of one prefill worker, one for each address that tickets have named. Decides nothing about handoffs."""
+"""The links of one prefill worker, one for each address that tickets have named. Decides nothing about handoffs.
+
+Each link is measured when it is opened, and held against the floor that the configuration sets.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import torch
+
+from kv_transfer.probe import PROBE_BYTES, measure
+from kv_transfer.sizing import LinkSpeed
 from kv_transfer.transport import Link, LinkStats, Transport
+from tandem.errors import LinkTooSlow, TransportError
 from tandem.types import WorkerId
+
+logger = logging.getLogger(__name__)
 
 MAX_LINKS_PER_WORKER = 4
 """A worker that starts again has a new address; links to its earlier lives fall out by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Known:
+class OpenLink:
+    """One of the table's links, as status and metrics show it. `slow`: below the floor."""
+
     worker_id: WorkerId
     link: Link
+    speed: LinkSpeed
+    slow: bool
+    probed: LinkStats
+    """What the probe took."""
+
+    def stats(self) -> LinkStats:
+        """Counters of its traffic, without the probe."""
+        stats = self.link.stats()
+        return LinkStats(
+            num_bytes=stats.num_bytes - self.probed.num_bytes,
+            num_messages=stats.num_messages - self.probed.num_messages,
+            busy_s=stats.busy_s - self.probed.busy_s,
+            num_gathers=stats.num_gathers - self.probed.num_gathers,
+        )
 
 
 class LinkTable:
-    """Event loop only. A link is found by the transport address in the ticket, so no ticket can take another's link."""
+    """Event loop only. A link is found by the transport address in the ticket, so no ticket can take another's link.
 
-    def __init__(self, transport: Transport) -> None:
+    `min_gbps` is the floor in GB/s, 0 for none; with `strict` a link below it is refused.
+    """
+
+    def __init__(self, transport: Transport, *, min_gbps: float = 0.0, strict: bool = False) -> None:
         self._transport = transport
-        self._links: OrderedDict[bytes, _Known] = OrderedDict()
+        self._min_gbps = min_gbps
+        self._strict = strict
+        self._links: OrderedDict[bytes, OpenLink] = OrderedDict()
+        self._probe_memory: torch.Tensor | None = None
+        self._probing = threading.Lock()
 
-    async def get(self, worker_id: WorkerId, address: bytes) -> Link:
-        """The link to this address, opened if needed. Raises TransportError."""
+    async def get(self, worker_id: WorkerId, address: bytes) -> tuple[Link, LinkSpeed]:
+        """The link to this address, opened and measured if needed. Raises TransportError; LinkTooSlow when strict."""
         known = self._links.get(address)
         if known is None:
-            link = await asyncio.to_thread(self._transport.connect, address)
+            opened = await asyncio.to_thread(self._open, worker_id, address)
             known = self._links.get(address)
             if known is not None:
-                link.close()
-                return known.link
-            known = self._links[address] = _Known(worker_id=worker_id, link=link)
+                opened.link.close()
+                return known.link, known.speed
+            known = self._links[address] = opened
             self._prune(worker_id)
         self._links.move_to_end(address)
-        return known.link
+        return known.link, known.speed
+
+    def _open(self, worker_id: WorkerId, address: bytes) -> OpenLink:
+        link = self._transport.connect(address)
+        try:
+            with self._probing:  # two at once would measure one another
+                if self._probe_memory is None:
+                    self._probe_memory = self._transport.allocate(PROBE_BYTES)
+                speed = measure(link, self._probe_memory)
+            return self._judged(worker_id, link, speed)
+        except TransportError:
+            link.close()
+            raise
+
+    def _judged(self, worker_id: WorkerId, link: Link, speed: LinkSpeed) -> OpenLink:
+        gbps = speed.bytes_per_s / 1e9
+        slow = gbps < self._min_gbps
+        text = f"{link.transport} ({link.detail}) to {worker_id}: {gbps:.3g} GB/s, {speed.latency_s * 1e6:.0f} µs"
+        if slow and self._strict:
+            raise LinkTooSlow(f"{text}; transfer.strict asks for {self._min_gbps:g} GB/s", param="transfer.min_gbps")
+        if slow:
+            logger.warning("slow link: %s; transfer.min_gbps is %g", text, self._min_gbps)
+        else:
+            logger.info("link: %s", text)
+        return OpenLink(worker_id=worker_id, link=link, speed=speed, slow=slow, probed=link.stats())
 
     def _prune(self, worker_id: WorkerId) -> None:
         addresses = [address for address, known in self._links.items() if known.worker_id == worker_id]
@@ -52,9 +111,9 @@ class LinkTable:
                 del self._links[address]
         link.close()
 
-    def stats(self) -> list[tuple[WorkerId, str, LinkStats]]:
-        """(peer, detail, counters) of every open link."""
-        return [(known.worker_id, known.link.detail, known.link.stats()) for known in self._links.values()]
+    def links(self) -> list[OpenLink]:
+        """Every open link."""
+        return list(self._links.values())
 
     def close(self) -> None:
         """Closes all links."""

@@ -23,6 +23,7 @@ class Outbox:
         self._closed: str | None = None
         self._num_bytes = 0
         self._num_messages = 0
+        self._num_gathers = 0
         self._busy_s = 0.0
         self._busy_since = 0.0
 
@@ -63,6 +64,11 @@ class Outbox:
             future.set_exception(error)
         return True
 
+    def gathered(self) -> None:
+        """A payload was copied together before it could be sent."""
+        with self._lock:
+            self._num_gathers += 1
+
     def close(self, reason: str) -> None:
         """Fails all unfinished sends, and all later ones, with LinkClosed. Idempotent: the first reason stays."""
         with self._lock:
@@ -77,5 +83,8 @@ class Outbox:
         with self._lock:
             running = time.monotonic() - self._busy_since if self._futures else 0.0
             return LinkStats(
-                num_bytes=self._num_bytes, num_messages=self._num_messages, busy_s=self._busy_s + running
+                num_bytes=self._num_bytes,
+                num_messages=self._num_messages,
+                busy_s=self._busy_s + running,
+                num_gathers=self._num_gathers,
             )

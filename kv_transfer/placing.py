@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from kv_transfer.segments import Bytes, as_bytes
+import torch
+
+from kv_transfer.segments import Bytes, as_bytes, check_segments
 from kv_transfer.transport import MessageHeader, Sink
 from tandem.errors import TransportError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def place(sink: Sink, header: MessageHeader) -> list[Bytes] | None:
@@ -16,6 +22,20 @@ def place(sink: Sink, header: MessageHeader) -> list[Bytes] | None:
 
     A sink that raises has placed nothing; one that names memory of the wrong size or kind has, and is told so.
     """
+    return _placed(sink, header, as_bytes)
+
+
+def place_tensors(sink: Sink, header: MessageHeader, device: torch.device) -> list[torch.Tensor] | None:
+    """The same for memory on `device`."""
+
+    def checked(segments: Sequence[torch.Tensor], num_bytes: int) -> list[torch.Tensor]:
+        check_segments(segments, num_bytes, device)
+        return list(segments)
+
+    return _placed(sink, header, checked)
+
+
+def _placed(sink: Sink, header: MessageHeader, check: Callable[[Sequence[torch.Tensor], int], T]) -> T | None:
     try:
         segments = sink.place(header)
     except Exception:
@@ -24,7 +44,7 @@ def place(sink: Sink, header: MessageHeader) -> list[Bytes] | None:
     if segments is None:
         return None
     try:
-        return as_bytes(segments, header.num_bytes)
+        return check(segments, header.num_bytes)
     except TransportError as error:
         logger.error("the sink placed a message of handoff %s in the wrong memory: %s", header.handoff_id, error)
         landed(sink, header, error)

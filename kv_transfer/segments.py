@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -15,6 +16,8 @@ from tandem.errors import TransportError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
+HOST = torch.device("cpu")
+
 _COPY_BYTES = 512 << 10
 """Copied and digested at a time: small enough to be digested out of the cache that the copy filled."""
 
@@ -24,30 +27,34 @@ def as_bytes(segments: Sequence[torch.Tensor], num_bytes: int) -> list[Bytes]:
 
     Raises TransportError unless all are contiguous 1-D uint8 tensors in host memory of `num_bytes` bytes together.
     """
-    views = []
+    check_segments(segments, num_bytes, HOST)
+    return [segment.detach().numpy() for segment in segments if segment.numel()]
+
+
+def check_segments(segments: Sequence[torch.Tensor], num_bytes: int, device: torch.device) -> None:
+    """Raises TransportError unless all are contiguous 1-D uint8 on `device` and have `num_bytes` bytes together."""
     for segment in segments:
         if segment.dtype != torch.uint8 or segment.dim() != 1 or not segment.is_contiguous():
             raise TransportError(
                 f"a segment must be contiguous 1-D uint8, got {segment.dtype} {tuple(segment.shape)}", param="segments"
             )
-        if segment.device.type != "cpu":
-            raise TransportError(f"a segment must lie in host memory, got {segment.device}", param="segments")
-        if segment.numel():
-            views.append(segment.detach().numpy())
-    total = sum(view.nbytes for view in views)
+        if segment.device != device:
+            raise TransportError(f"a segment must lie on {device}, got {segment.device}", param="segments")
+    total = sum(segment.numel() for segment in segments)
     if total != num_bytes:
         raise TransportError(f"segments have {total} bytes, the header says {num_bytes}", param="segments")
-    return views
 
 
-def walk(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> Iterator[tuple[Bytes, Bytes]]:
+def walk(
+    targets: Sequence[Bytes], sources: Sequence[Bytes], longest: int = _COPY_BYTES
+) -> Iterator[tuple[Bytes, Bytes]]:
     """Pairs of equally long pieces that, copied in order, fill `targets` from `sources` (equal totals)."""
     remaining = iter(sources)
     source = next(remaining, None)
     for target in targets:
         while target.nbytes:
             assert source is not None, "sources are shorter than targets"
-            size = min(target.nbytes, source.nbytes, _COPY_BYTES)
+            size = min(target.nbytes, source.nbytes, longest)
             yield target[:size], source[:size]
             target = target[size:]
             source = source[size:] if size < source.nbytes else next(remaining, None)
@@ -56,7 +63,7 @@ def walk(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> Iterator[tuple[B
 def copy(targets: Sequence[Bytes], sources: Sequence[Bytes], *, with_digest: bool) -> int:
     """Copies with the GIL free; returns the digest of what now lies in `targets`, or 0 when not asked for one."""
     hasher = xxhash.xxh3_64()
-    for target, source in walk(targets, sources):
+    for target, source in walk(targets, sources, _COPY_BYTES if with_digest else sys.maxsize):
         np.copyto(target, source)
         if with_digest:
             hasher.update(target.data)

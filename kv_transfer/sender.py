@@ -1,7 +1,7 @@
-"""Drives source handoffs: the control stream on the event loop, the posting of KV from the engine's thread.
+"""Drives one source handoff: posts KV from the engine's thread, and carries out what its machine asks for.
 
-Owns links, timestamps and the order of IO; every decision is `source.SourceHandoff`'s. One lock per handoff guards its
-machine; callbacks run under it, so a callback's owner must not call a handoff while it holds a lock that its own
+Owns the link, timestamps and the order of IO; every decision is `source.SourceHandoff`'s. One lock per handoff guards
+its machine; callbacks run under it, so a callback's owner must not call a handoff while it holds a lock that its own
 callbacks take.
 """
 
@@ -13,11 +13,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from grpc import aio
-
-from kv_transfer.digest import digest
+from kv_transfer.digest import DigestPolicy
 from kv_transfer.handoff import (
     Action,
     BlockRange,
@@ -32,22 +29,16 @@ from kv_transfer.handoff import (
     combined_digest,
 )
 from kv_transfer.links import LinkTable
+from kv_transfer.offer import Offer
+from kv_transfer.sizing import LinkSpeed
 from kv_transfer.source import SourceHandoff
+from kv_transfer.source_control import SourceControl
 from kv_transfer.transport import Link, MessageHeader
 from tandem.errors import BY_CODE, HandoffFailed, LinkClosed, TandemError, TransportError
 from tandem.kv.cache import KvCache
 from tandem.rpc.convert import finish_reason_to_proto
-from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
-from tandem.types import BlockId, Epoch, FinishReason, HandoffId, RequestId, WorkerId
-
-if TYPE_CHECKING:
-    _Call = aio.StreamStreamCall[worker_pb2.SourceMessage, worker_pb2.DestinationMessage]
-
-MAX_LEASE_S = 600.0
-"""Longest lease that is believed; `tandem.config` allows no longer one."""
-STREAM_END_TIMEOUT_S = 2.0
-"""How long an ended handoff waits for the peer to close the control stream."""
+from tandem.types import BlockId, Epoch, FinishReason, RequestId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,29 +68,33 @@ class OutgoingHandoff:
 
     def __init__(
         self,
-        offer: worker_pb2.HandoffOffer,
+        offer: Offer,
         *,
-        peer: WorkerId,
         cache: KvCache,
         links: LinkTable,
         machine: SourceHandoff,
         callbacks: HandoffCallbacks,
+        digests: DigestPolicy,
     ) -> None:
         self._offer = offer
-        self._peer = peer
         self._cache = cache
         self._links = links
         self._machine = machine
         self._callbacks = callbacks
+        self._digest_policy = digests
         self._lock = threading.RLock()
         self._loop = asyncio.get_running_loop()
-        self._outbox: asyncio.Queue[worker_pb2.SourceMessage | None] = asyncio.Queue()
+        self._control = SourceControl(self)
         self._link: Link | None = None
+        self._link_key = b""
         self._block_ids: tuple[BlockId, ...] = ()
         self._digests: dict[tuple[int, int], int] = {}
         self._failure: TandemError | None = None
-        self._over = asyncio.Event()
         self._closed = False
+        self.transport = ""
+        """The transport in use, once there is a link."""
+        self.speed: LinkSpeed | None = None
+        """What the link's probe measured, once there is a link."""
         self.messages: list[SentMessage] = []
         self.asked_s = time.monotonic()
         self.ticket_s = 0.0
@@ -107,17 +102,22 @@ class OutgoingHandoff:
     @property
     def request_id(self) -> RequestId:
         """The request that is handed over."""
-        return RequestId(self._offer.request_id)
+        return self._offer.claims.request_id
 
     # --- engine thread
 
     def post(self, blocks: BlockRange, block_ids: tuple[BlockId, ...]) -> None:
-        """Ships the KV of a range that has just been written; `block_ids` is the whole block table."""
+        """Ships the KV of a range that has just been written, less what the destination holds already, in one message.
+
+        `block_ids` is the whole block table.
+        """
         self._block_ids = block_ids
         first = max(blocks.first_block, self._machine.first_block)
         count = blocks.first_block + blocks.num_blocks - first
         if count > 0:
-            self._post(BlockRange(layer=blocks.layer, first_block=first, num_blocks=count))
+            self._post(
+                BlockRange(layer=blocks.layer, num_layers=blocks.num_layers, first_block=first, num_blocks=count)
+            )
 
     def _post(self, blocks: BlockRange) -> None:
         with self._lock:
@@ -125,20 +125,20 @@ class OutgoingHandoff:
                 return
             link = self._link
         assert link is not None
-        segments = self._cache.segments(
-            blocks.layer, self._block_ids[blocks.first_block : blocks.first_block + blocks.num_blocks]
-        )
-        checksum = digest(segments)
+        block_ids = self._block_ids[blocks.first_block : blocks.first_block + blocks.num_blocks]
+        segments = [s for layer in blocks.layers for s in self._cache.segments(layer, block_ids)]
+        checksum = self._digest_policy.digest(segments)
         self._digests[blocks.layer, blocks.first_block] = checksum
         header = MessageHeader(
-            handoff_id=HandoffId(self._offer.handoff_id),
+            handoff_id=self._offer.claims.handoff_id,
             epoch=self._machine.epoch,
             layer=blocks.layer,
+            num_layers=blocks.num_layers,
             first_block=blocks.first_block,
             num_blocks=blocks.num_blocks,
             num_bytes=sum(segment.numel() for segment in segments),
             digest=checksum,
-        )
+        ).sealed(self._link_key)
         posted_s = time.monotonic()
         future = link.send(header, segments)
         future.add_done_callback(lambda done: self._sent(done, header.num_bytes, posted_s, blocks))
@@ -180,96 +180,73 @@ class OutgoingHandoff:
 
     async def run(self, stub: worker_pb2_grpc.DecodeWorkerAsyncStub) -> None:
         """Holds the control stream until the handoff has ended. Raises nothing: failures go to the callbacks."""
-        call = stub.Handoff()
-        self._put(worker_pb2.SourceMessage(offer=self._offer))
-        writer = asyncio.create_task(self._write(call))
-        reader = asyncio.create_task(self._read(call))
-        try:
-            await self._pulse()
-            await asyncio.wait({reader}, timeout=STREAM_END_TIMEOUT_S)
-        finally:
-            writer.cancel()
-            reader.cancel()
-            call.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
+        self._control.put(worker_pb2.SourceMessage(offer=self._offer.message))
+        await self._control.run(stub)
 
-    async def _read(self, call: _Call) -> None:
+    @property
+    def beat_s(self) -> float:
+        """Several renewals a lease."""
+        return self._machine.lease_s / 4
+
+    def on_end(self, error: TandemError | None) -> None:
+        """The control stream is over."""
         reason = "the decode worker closed the handoff"
-        try:
-            async for message in call:
-                await self._on_message(message)
-        except aio.AioRpcError as exc:
-            error = from_rpc_error(exc)
-            reason = f"lost the decode worker: {error.message}"
-            self._failure = error if isinstance(error, HandoffFailed) else HandoffFailed(reason)
         with self._lock:
+            if error is not None:
+                reason = f"lost the decode worker: {error.message}"
+                self._failure = error if isinstance(error, HandoffFailed) else HandoffFailed(reason)
             self._perform(self._machine.peer_lost(reason, time.monotonic()))
 
-    async def _on_message(self, message: worker_pb2.DestinationMessage) -> None:
-        now = time.monotonic()
-        kind = message.WhichOneof("message")
-        if kind == "ticket":
+    def on_tick(self, now: float, *, renew: bool) -> None:
+        """Time has passed."""
+        with self._lock:
+            if renew and not self._machine.ended:
+                renewal = worker_pb2.LeaseRenewal(epoch=self._machine.epoch)
+                self._control.put(worker_pb2.SourceMessage(renew=renewal))
+            self._perform(self._machine.tick(now))
+
+    async def on_message(self, message: worker_pb2.DestinationMessage) -> None:
+        """The decode worker said something."""
+        if message.WhichOneof("message") == "ticket":
             await self._on_ticket(message.ticket)
             return
         with self._lock:
-            if kind == "renewed":
-                self._perform(self._machine.renewed(now))
-            elif kind == "nack":
+            self._perform(self._answer(message, time.monotonic()))
+
+    def _answer(self, message: worker_pb2.DestinationMessage, now: float) -> list[Action]:
+        match message.WhichOneof("message"):
+            case "renewed":
+                return self._machine.renewed(now)
+            case "nack":
                 nack = message.nack
-                blocks = BlockRange(layer=nack.layer, first_block=nack.first_block, num_blocks=nack.num_blocks)
-                self._perform(self._machine.nack(blocks, nack.reason, now))
-            elif kind == "delivered":
-                self._perform(self._machine.delivered(now))
-            elif kind == "abort":
-                error_type = BY_CODE.get(message.abort.code, HandoffFailed)
-                self._failure = error_type(message.abort.reason)
-                self._perform(self._machine.peer_aborted(message.abort.reason))
+                return self._machine.nack(_range_of(nack), nack.reason, round_number=nack.round, now=now)
+            case "delivered":
+                return self._machine.delivered(now)
+            case "abort":
+                self._failure = BY_CODE.get(message.abort.code, HandoffFailed)(message.abort.reason)
+                return self._machine.peer_aborted(message.abort.reason)
+        return []
 
     async def _on_ticket(self, ticket: worker_pb2.Ticket) -> None:
-        epoch = Epoch(ticket.epoch)
-        if not 0 < ticket.lease_s <= MAX_LEASE_S:
-            self.abort(HandoffFailed(f"a ticket with a lease of {ticket.lease_s} s"))
-            return
         try:
-            self._link = await self._links.get(self._peer, ticket.transport_address)
+            self._link_key = self._offer.accept(ticket, now=time.time())
+            link, self.speed = await self._links.get(self._offer.claims.destination, ticket.transport_address)
         except TransportError as exc:
             self.abort(type(exc)(f"no link to the decode worker: {exc.message}"))
             return
+        except HandoffFailed as exc:
+            self.abort(exc)
+            return
         with self._lock:
+            self._link, self.transport = link, link.transport
             was_offered = not self._machine.may_send and not self._machine.ended
             self.ticket_s = time.monotonic()
             actions = self._machine.ticket(
-                epoch=epoch, lease_s=ticket.lease_s, first_block=ticket.first_block, now=self.ticket_s
+                epoch=Epoch(ticket.epoch), lease_s=ticket.lease_s, first_block=ticket.first_block, now=self.ticket_s
             )
             self._perform(actions)
             if was_offered and self._machine.may_send:
                 self._callbacks.ticket()
-
-    async def _write(self, call: _Call) -> None:
-        try:
-            while (message := await self._outbox.get()) is not None:
-                await call.write(message)
-            await call.done_writing()
-        except (aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reader sees the same broken stream and reports it
-
-    async def _pulse(self) -> None:
-        """Renews the lease and lets the machine see time pass until the handoff has ended."""
-        renewed_s = time.monotonic()
-        while not self._over.is_set():
-            beat_s = self._machine.lease_s / 4
-            try:
-                async with asyncio.timeout(min(beat_s, 0.25)):
-                    await self._over.wait()
-            except TimeoutError:
-                pass
-            now = time.monotonic()
-            with self._lock:
-                if now - renewed_s >= beat_s and not self._machine.ended:
-                    renewed_s = now
-                    renewal = worker_pb2.LeaseRenewal(epoch=self._machine.epoch)
-                    self._put(worker_pb2.SourceMessage(renew=renewal))
-                self._perform(self._machine.tick(now))
 
     # --- actions
 
@@ -278,20 +255,19 @@ class OutgoingHandoff:
             self._perform_one(action)
         if self._machine.ended and not self._closed:
             self._closed = True
-            self._put(None)
-            self._loop.call_soon_threadsafe(self._over.set)
+            self._control.finish()
 
     def _perform_one(self, action: Action) -> None:
         epoch = self._machine.epoch
         match action:
             case SendRecord(record=record):
-                self._put(worker_pb2.SourceMessage(record=_record_to_proto(record, epoch)))
+                self._control.put(worker_pb2.SourceMessage(record=_record_to_proto(record, epoch)))
             case SendAbort(reason=reason):
                 code = self._failure.code if self._failure else HandoffFailed.code
                 abort = worker_pb2.HandoffAbort(epoch=epoch, reason=reason, code=code)
-                self._put(worker_pb2.SourceMessage(abort=abort))
+                self._control.put(worker_pb2.SourceMessage(abort=abort))
             case SendDrained():
-                self._put(worker_pb2.SourceMessage(drained=worker_pb2.HandoffDrained(epoch=epoch)))
+                self._control.put(worker_pb2.SourceMessage(drained=worker_pb2.HandoffDrained(epoch=epoch)))
             case Resend(blocks=blocks):
                 self._loop.run_in_executor(None, self._post, blocks)
             case Fence():
@@ -309,8 +285,11 @@ class OutgoingHandoff:
         with self._lock:
             self._perform(self._machine.fenced())
 
-    def _put(self, message: worker_pb2.SourceMessage | None) -> None:
-        self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
+
+def _range_of(nack: worker_pb2.HandoffNack) -> BlockRange:
+    return BlockRange(
+        layer=nack.layer, num_layers=nack.num_layers, first_block=nack.first_block, num_blocks=nack.num_blocks
+    )
 
 
 def _record_to_proto(record: Record, epoch: Epoch) -> worker_pb2.HandoffRecord:

@@ -51,6 +51,10 @@ class ShmLink:
         self._under_way: dict[int, Slab | None] = {}
 
     @property
+    def transport(self) -> str:
+        return "shm"
+
+    @property
     def detail(self) -> str:
         return "memfd"
 
@@ -159,6 +163,7 @@ class ShmLink:
         if None in found:
             transient = self._slabs.transient(send.header.num_bytes)
             copy([transient.view], send.views, with_digest=False)
+            self._outbox.gathered()
             places = [(transient, 0, send.header.num_bytes)]
         else:
             places = [(*place, view.nbytes) for place, view in zip(found, send.views, strict=True) if place]

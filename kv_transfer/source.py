@@ -34,6 +34,8 @@ class SourceHandoff:
         self._heard_s = now
         self._max_resends = max_resends
         self._resends: dict[BlockRange, int] = {}
+        self._answered: dict[BlockRange, int] = {}
+        """The newest round of NACKs that each range was sent again for: of one round, once."""
         self._sent: set[BlockRange] = set()
         """Ranges whose last send is over as far as the transport knows."""
         self._in_flight: dict[BlockRange, str] = {}
@@ -73,6 +75,7 @@ class SourceHandoff:
         if not self.may_send or blocks in self._in_flight:
             return False
         self.state = HandoffState.MOVING
+        self._sent.discard(blocks)
         self._in_flight[blocks] = ""
         return True
 
@@ -86,19 +89,21 @@ class SourceHandoff:
             return self._resend(blocks, refused)
         return self._maybe_over()
 
-    def nack(self, blocks: BlockRange, reason: str, now: float) -> list[Action]:
+    def nack(self, blocks: BlockRange, reason: str, *, round_number: int, now: float) -> list[Action]:
         """The destination did not get a range whole.
 
         What is still under way in it is sent again when that send is over, for a NACK may be quicker than the
         transport; it does not fail the handoff then, for the NACK may also have come too early.
         """
         self._heard_s = now
-        for sent in self._in_flight:
-            if sent.layer == blocks.layer and sent.mask & blocks.mask:
-                self._in_flight[sent] = reason
         actions: list[Action] = []
-        for sent in sorted(self._sent, key=lambda b: b.first_block):
-            if self.may_send and sent.layer == blocks.layer and sent.mask & blocks.mask:
+        for sent in sorted({*self._in_flight, *self._sent}, key=lambda b: (b.layer, b.first_block)):
+            if not sent.overlaps(blocks) or self._answered.get(sent, -1) >= round_number:
+                continue
+            self._answered[sent] = round_number
+            if sent in self._in_flight:
+                self._in_flight[sent] = reason
+            elif self.may_send:
                 actions += self._resend(sent, reason)
         return actions
 

@@ -1,12 +1,12 @@
 """The seam over which KV bytes move: headers, links, and what a receiver must provide.
 
-A transport moves messages. Each message is one header (what it is) and one payload (bytes of one layer's blocks).
+A transport moves messages. Each message is one header (what it is) and one payload (bytes of blocks of some layers).
 It holds no policy: where a payload goes is asked from the `Sink`; whether a handoff still lives is the sink's to
-say. Implementations: `kv_transfer/ucx.py` (UCXX) and `kv_transfer/loopback.py` (shared memory on one host). All pass
-`tests/kv_transfer/test_transport_conformance.py`.
+say. Implementations: `ucx.py` (UCXX), `loopback.py` (shared memory on one host), `collective.py` (torch.distributed)
+and `auto.py`, which takes the quickest of them link by link; all pass one conformance suite.
 
-Threads: a transport runs its own thread. `Sink` methods are called on it and must not block. `Link.send`,
-`quiesce` and `close` may be called from any thread.
+Threads: a transport runs its own, `Sink` methods are called on them, maybe on several at once, and must not block.
+`Link.send`, `quiesce` and `close` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
+from kv_transfer.ticket import TAG_BYTES, header_tag
 from tandem.errors import TransportError
+from tandem.secret import same
 from tandem.types import Epoch, HandoffId
 
-_HEADER = struct.Struct("<4s16sQIIIQQ")
-_MAGIC = b"TKV1"
-HEADER_BYTES = _HEADER.size
+_HEADER = struct.Struct("<4s16sQIIIIQQ")
+_MAGIC = b"TKV2"
+HEADER_BYTES = _HEADER.size + TAG_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MessageHeader:
-    """What a message carries. `first_block` and `num_blocks` count the prompt's blocks, not physical ones.
+    """What a message carries: blocks of `num_layers` layers from `layer` on, layer after layer.
 
-    `epoch` is the destination's, from the ticket. `digest` is xxh3-64 of the payload.
+    `first_block` and `num_blocks` count the prompt's blocks, not physical ones. `epoch` is the destination's, from the
+    ticket. `digest` is xxh3-64 of the payload, 0 for none. `tag` is the ticket's code over all of this.
     """
 
     handoff_id: HandoffId
@@ -41,20 +44,40 @@ class MessageHeader:
     num_blocks: int
     num_bytes: int
     digest: int
+    num_layers: int = 1
+    tag: bytes = bytes(TAG_BYTES)
 
     def pack(self) -> bytes:
         """HEADER_BYTES bytes, little-endian."""
-        handoff = bytes.fromhex(self.handoff_id)
+        return self._body() + self.tag
+
+    def _body(self) -> bytes:
         return _HEADER.pack(
-            _MAGIC, handoff, self.epoch, self.layer, self.first_block, self.num_blocks, self.num_bytes, self.digest
+            _MAGIC,
+            bytes.fromhex(self.handoff_id),
+            self.epoch,
+            self.layer,
+            self.num_layers,
+            self.first_block,
+            self.num_blocks,
+            self.num_bytes,
+            self.digest,
         )
+
+    def sealed(self, key: bytes) -> MessageHeader:
+        """The same with the tag of the handoff's link key (`ticket.link_key`)."""
+        return replace(self, tag=header_tag(key, self._body()))
+
+    def is_sealed(self, key: bytes) -> bool:
+        """Whether the tag is that of `key`."""
+        return same(header_tag(key, self._body()), self.tag)
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> MessageHeader:
         """Inverse of `pack`. Raises TransportError for anything else."""
         if len(data) != HEADER_BYTES:
             raise TransportError(f"a message header has {HEADER_BYTES} bytes, got {len(data)}")
-        magic, handoff, epoch, layer, first_block, num_blocks, num_bytes, digest = _HEADER.unpack(data)
+        magic, handoff, epoch, layer, num_layers, first_block, num_blocks, num_bytes, digest = _HEADER.unpack_from(data)
         if magic != _MAGIC:
             raise TransportError(f"not a KV message header (magic {magic!r})")
         return cls(
@@ -65,16 +88,23 @@ class MessageHeader:
             num_blocks=num_blocks,
             num_bytes=num_bytes,
             digest=digest,
+            num_layers=num_layers,
+            tag=bytes(data[_HEADER.size :]),
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkStats:
-    """Counters of one link since it was opened. `busy_s`: seconds in which at least one message was under way."""
+    """Counters of one link since it was opened.
+
+    `busy_s`: seconds in which at least one message was under way. `num_gathers`: messages that the sender had to copy
+    together first, because their memory was not one piece.
+    """
 
     num_bytes: int
     num_messages: int
     busy_s: float
+    num_gathers: int = 0
 
 
 class Sink(Protocol):
@@ -93,6 +123,10 @@ class Sink(Protocol):
 
 class Link(Protocol):
     """One direction to one peer. Messages may arrive in any order."""
+
+    @property
+    def transport(self) -> str:
+        """The transport that moves its bytes: "ucx", "shm" or "collective"; never "auto"."""
 
     @property
     def detail(self) -> str:
@@ -117,7 +151,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """"ucx" or "shm"."""
+        """As in the configuration."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Memory to send from and receive into: zeroed 1-D uint8, freed by `close`, leaving no segment behind."""

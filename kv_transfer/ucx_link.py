@@ -72,6 +72,10 @@ class UcxLink:
         self._endpoint_released = False
 
     @property
+    def transport(self) -> str:
+        return "ucx"
+
+    @property
     def detail(self) -> str:
         fetched = "fetched by the receiver" if self._endpoint.reads_remote else "pushed"
         mode = "on" if self._error_handling else "off"
@@ -200,6 +204,7 @@ class UcxLink:
         if len(send.views) > 1:
             staging = self._staging.take(send.header.num_bytes)
             copy([staging], send.views, with_digest=False)
+            self._outbox.gathered()
         payload = staging if staging is not None else send.views[0]
         request = self._endpoint.send(payload, payload_tag(self._nonce, send.number))
         self._under_way[send.number] = _UnderWay(

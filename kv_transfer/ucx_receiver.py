@@ -11,21 +11,17 @@ import logging
 import os
 import select
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from kv_transfer import placing
 from kv_transfer.host import ProcessIdentity, open_process
 from kv_transfer.progress import ProgressThread
 from kv_transfer.segments import Bytes, check_digest, copy, digest_bytes
 from kv_transfer.staging import StagingPool
-from kv_transfer.transport import MessageHeader, Sink
+from kv_transfer.transport import Sink
+from kv_transfer.ucx_inbox import ControlInbox, Incoming, Quiesce, Source, readable
 from kv_transfer.ucx_native import RENDEZVOUS_BYTES, Worker
 from kv_transfer.ucx_wire import (
-    CONTROL_TAG,
-    MAX_CONTROL_BYTES,
     PAYLOAD_MASK,
     PAYLOAD_TAG,
     Announce,
@@ -34,42 +30,11 @@ from kv_transfer.ucx_wire import (
     Hello,
     payload_tag,
     tag_nonce,
-    unpack,
 )
 from tandem.errors import LinkClosed, TransportError
 from tandem.types import HandoffId
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True, slots=True)
-class _Source:
-    """One link of a peer to us."""
-
-    nonce: int
-    reads_remote: bool
-    pidfd: int | None
-    dead: bool = False
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Incoming:
-    """A placed payload that UCX is receiving: directly when `staging` is None. Without `targets` it was detached."""
-
-    header: MessageHeader
-    number: int
-    source: _Source
-    request: Any
-    targets: list[Bytes] | None
-    staging: Bytes | None
-    cancelled: bool = False
-    withdrawn: bool = False
-
-
-@dataclass(kw_only=True, slots=True)
-class _Quiesce:
-    future: Future[None]
-    remaining: set[_Incoming] = field(default_factory=set)
 
 
 class UcxReceiver:
@@ -83,20 +48,20 @@ class UcxReceiver:
         self._thread = thread
         self._staging = staging
         self._identity = identity
-        self._sources: dict[int, _Source] = {}
-        self._controls: list[tuple[Any, Bytes]] = []
-        self._announced: dict[int, tuple[Announce, _Source]] = {}
+        self._sources: dict[int, Source] = {}
+        self._controls = ControlInbox(worker, self._on_control)
+        self._announced: dict[int, tuple[Announce, Source]] = {}
         self._early: dict[int, Any] = {}
-        self._incoming: set[_Incoming] = set()
+        self._incoming: set[Incoming] = set()
         self._scratch: list[tuple[Any, Bytes]] = []
-        self._quiescing: list[_Quiesce] = []
+        self._quiescing: list[Quiesce] = []
         self._dead_nonces: set[int] = set()
         self._unfetched: list[Any] = []
 
     @property
     def idle(self) -> bool:
         """Whether UCX holds no receive of ours."""
-        return not self._incoming and not self._scratch and not self._controls
+        return not self._incoming and not self._scratch and self._controls.idle
 
     @property
     def fetching(self) -> bool:
@@ -110,7 +75,7 @@ class UcxReceiver:
             # A sender says BYE before it writes its memory again: a BYE that is here by now came during the read.
             while self._worker.progress():
                 pass
-        moved = self._take_controls()
+        moved = self._controls.take()
         for entry in done:
             self._incoming.discard(entry)
             self._finish(entry)
@@ -119,7 +84,7 @@ class UcxReceiver:
 
     def quiesce(self, handoff_id: HandoffId, future: Future[None]) -> None:
         """Detaches staged receives at once; direct ones end by themselves, soon, and are waited for."""
-        waiting = _Quiesce(future=future)
+        waiting = Quiesce(future=future)
         for entry in [e for e in self._incoming if e.header.handoff_id == handoff_id and e.targets is not None]:
             if entry.staging is None:
                 entry.cancelled = True
@@ -131,13 +96,13 @@ class UcxReceiver:
         else:
             future.set_result(None)
 
-    def close(self) -> list[_Incoming]:
+    def close(self) -> list[Incoming]:
         """Lets go of all sources. Returns what was placed and not finished, for `report_closed`."""
         for source in list(self._sources.values()):
             self._drop_source(source)
         return [entry for entry in self._incoming if entry.targets is not None]
 
-    def report_closed(self, unfinished: list[_Incoming]) -> None:
+    def report_closed(self, unfinished: list[Incoming]) -> None:
         """Tells the sink, once the worker is gone and nothing can be written any more."""
         for entry in unfinished:
             self._detach(entry, LinkClosed("the transport was closed"))
@@ -145,44 +110,15 @@ class UcxReceiver:
             waiting.future.set_result(None)
         self._quiescing.clear()
 
-    def _detach(self, entry: _Incoming, error: TransportError) -> None:
+    def _detach(self, entry: Incoming, error: TransportError) -> None:
         """The placed memory is free from here on; the receive goes on into its staging buffer, if at all."""
         entry.targets = None
         placing.landed(self._sink, entry.header, error)
 
-    def _detach_staged(self, entry: _Incoming, error: TransportError) -> None:
+    def _detach_staged(self, entry: Incoming, error: TransportError) -> None:
         """Detaches what is received into staging; what goes straight into placed memory ends by itself."""
         if entry.staging is not None and entry.targets is not None:
             self._detach(entry, error)
-
-    def _take_controls(self) -> bool:
-        moved = False
-        for entry in [entry for entry in self._controls if entry[0].completed]:
-            moved = True
-            self._controls.remove(entry)
-            self._take_control(*entry)
-        while (probed := self._worker.probe(CONTROL_TAG)) is not None:
-            moved = True
-            view = np.empty(probed.length, dtype=np.uint8)
-            request = self._worker.receive(view, probed)
-            if request.completed:
-                self._take_control(request, view)
-            else:
-                self._controls.append((request, view))
-        return moved
-
-    def _take_control(self, request: Any, view: Bytes) -> None:
-        try:
-            request.check_error()
-        except Exception as exc:  # UCXX's errors derive from Exception, one class per UCX status
-            logger.warning("a control message could not be received: %s", exc)
-            return
-        try:
-            if view.nbytes > MAX_CONTROL_BYTES:
-                raise TransportError(f"a control message of {view.nbytes} bytes")
-            self._on_control(unpack(view.tobytes()))
-        except TransportError as exc:
-            logger.warning("ignoring a control message of the ucx transport: %s", exc)
 
     def _on_control(self, message: Control) -> None:
         if isinstance(message, Hello):
@@ -196,7 +132,7 @@ class UcxReceiver:
         elif isinstance(message, Announce):
             self._announced[payload_tag(message.nonce, message.number)] = (message, source)
 
-    def _on_bye(self, bye: Bye, source: _Source) -> None:
+    def _on_bye(self, bye: Bye, source: Source) -> None:
         """Messages that the sender took for done stay good, even where their payload is still to be taken."""
         for number in bye.withdrawn:
             self._announced.pop(payload_tag(bye.nonce, number), None)
@@ -209,12 +145,12 @@ class UcxReceiver:
         if hello.nonce in self._sources:
             raise TransportError(f"link {hello.nonce:x} is open already")
         pidfd = open_process(hello.identity) if hello.identity.host == self._identity.host else None
-        source = _Source(nonce=hello.nonce, reads_remote=hello.reads_remote, pidfd=pidfd)
+        source = Source(nonce=hello.nonce, reads_remote=hello.reads_remote, pidfd=pidfd)
         self._sources[hello.nonce] = source
         if pidfd is not None:
             self._thread.register(pidfd, select.EPOLLIN, lambda _: self._on_death(source))
 
-    def _on_death(self, source: _Source) -> None:
+    def _on_death(self, source: Source) -> None:
         """The source's process ended: what it announced and we did not begin to fetch can never be fetched."""
         source.dead = True
         self._dead_nonces.add(source.nonce)
@@ -225,7 +161,7 @@ class UcxReceiver:
         for entry in [e for e in self._incoming if e.source is source and not e.request.completed]:
             self._detach_staged(entry, LinkClosed("the source's process ended"))
 
-    def _drop_source(self, source: _Source) -> None:
+    def _drop_source(self, source: Source) -> None:
         if self._sources.pop(source.nonce, None) is None:
             return
         if source.pidfd is not None:
@@ -251,7 +187,7 @@ class UcxReceiver:
                 self._throw_away(probed)
         return moved
 
-    def _receive(self, announce: Announce, source: _Source, probed: Any) -> None:
+    def _receive(self, announce: Announce, source: Source, probed: Any) -> None:
         header = announce.header
         if probed.length != header.num_bytes:
             logger.warning("a payload of %d bytes, announced as %d", probed.length, header.num_bytes)
@@ -268,7 +204,7 @@ class UcxReceiver:
         staging = None if direct else self._staging.take(header.num_bytes)
         request = self._worker.receive(targets[0] if staging is None else staging, probed)
         self._incoming.add(
-            _Incoming(
+            Incoming(
                 header=header,
                 number=announce.number,
                 source=source,
@@ -290,9 +226,9 @@ class UcxReceiver:
         scratch = self._staging.take(max(1, probed.length))
         self._scratch.append((self._worker.receive(scratch[: probed.length], probed), scratch))
 
-    def _is_dead(self, source: _Source) -> bool:
+    def _is_dead(self, source: Source) -> bool:
         """Asks the kernel, rather than wait for its event."""
-        if source.pidfd is not None and _readable(source.pidfd):
+        if source.pidfd is not None and readable(source.pidfd):
             self._on_death(source)
         return source.dead
 
@@ -301,7 +237,7 @@ class UcxReceiver:
             self._scratch.remove(entry)
             self._staging.give_back(entry[1])
 
-    def _finish(self, entry: _Incoming) -> None:
+    def _finish(self, entry: Incoming) -> None:
         if entry.targets is not None:
             placing.landed(self._sink, entry.header, self._outcome(entry, entry.targets))
         if entry.staging is not None:
@@ -312,7 +248,7 @@ class UcxReceiver:
                 self._quiescing.remove(waiting)
                 waiting.future.set_result(None)
 
-    def _outcome(self, entry: _Incoming, targets: list[Bytes]) -> TransportError | None:
+    def _outcome(self, entry: Incoming, targets: list[Bytes]) -> TransportError | None:
         try:
             entry.request.check_error()
         except Exception as exc:  # UCXX's errors derive from Exception, one class per UCX status
@@ -326,9 +262,3 @@ class UcxReceiver:
         if entry.staging is not None:
             return check_digest(wanted, copy(targets, [entry.staging], with_digest=wanted != 0))
         return check_digest(wanted, digest_bytes(targets)) if wanted else None
-
-
-def _readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))

@@ -18,7 +18,7 @@ from tandem.worker.host import HostedWorker, WorkerHost, WorkerSettings
 async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], None]) -> HostedWorker:
     """Transport, model, worker, in this order."""
     config = settings.config
-    transport = make_transport(config.transfer.transport, worker_id=settings.worker_id)
+    transport = make_transport(config.transfer.transport, worker_id=settings.worker_id, host=settings.host)
     mark("transport")
     executor = await asyncio.to_thread(
         build_executor,
@@ -34,6 +34,7 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], No
         worker_id=settings.worker_id,
         epoch=epoch,
         fingerprint=facts.fingerprint,
+        key=settings.key,
         transport=transport,
         limits=PrefillLimits(
             max_batch_tokens=config.prefill.max_batch_tokens,
@@ -41,6 +42,10 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], No
             ticket_lookahead_tokens=config.prefill.ticket_lookahead_tokens,
             lease_s=config.transfer.lease_s,
             max_resends=config.transfer.max_resends,
+            layers_per_message=config.transfer.layers_per_message,
+            digest_every=config.transfer.digest_every,
+            min_gbps=config.transfer.min_gbps,
+            strict=config.transfer.strict,
         ),
         on_crash=exit_on_crash,
     )

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
+from kv_transfer.links import OpenLink
 from prefill_pool.worker import Job, PrefillWorker, Target
 from tandem.errors import RequestCancelled, TandemError
 from tandem.registry import WorkerLoad
@@ -17,7 +18,7 @@ from tandem.rpc.convert import prefill_request_from_proto
 from tandem.rpc.status import typed_errors
 from tandem.rpc.tandem.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
 from tandem.rpc.worker_service import WorkerControl, WorkerServicer
-from tandem.types import HandoffId, RequestId, WorkerId
+from tandem.types import Epoch, HandoffId, RequestId, WorkerId
 from tandem.worker.host import WorkerFacts
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -85,17 +86,7 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
             num_iterations=worker.num_iterations,
             num_tokens=worker.num_tokens,
             metrics_url=self.metrics_url,
-            links=[
-                inference_pb2.LinkStatus(
-                    peer_worker_id=peer,
-                    transport=worker.transport.name,
-                    detail=detail,
-                    num_bytes=stats.num_bytes,
-                    num_messages=stats.num_messages,
-                    bytes_per_s=stats.num_bytes / stats.busy_s if stats.busy_s else 0.0,
-                )
-                for peer, detail, stats in worker.links.stats()
-            ],
+            links=[_link_status(each) for each in worker.links.links()],
         )
 
     def load(self) -> WorkerLoad:
@@ -126,6 +117,21 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
         await self.worker.close()
 
 
+def _link_status(open_link: OpenLink) -> inference_pb2.LinkStatus:
+    stats = open_link.stats()
+    return inference_pb2.LinkStatus(
+        peer_worker_id=open_link.worker_id,
+        transport=open_link.link.transport,
+        detail=open_link.link.detail,
+        num_bytes=stats.num_bytes,
+        num_messages=stats.num_messages,
+        bytes_per_s=stats.num_bytes / stats.busy_s if stats.busy_s else 0.0,
+        probed_bytes_per_s=open_link.speed.bytes_per_s,
+        latency_s=open_link.speed.latency_s,
+        slow=open_link.slow,
+    )
+
+
 def _target_of(request: worker_pb2.PrefillRequest) -> Target | None:
     if not request.HasField("handoff"):
         return None
@@ -134,6 +140,7 @@ def _target_of(request: worker_pb2.PrefillRequest) -> Target | None:
         handoff_id=HandoffId(handoff.handoff_id),
         worker_id=WorkerId(handoff.decode_worker_id),
         address=handoff.decode_address,
+        epoch=Epoch(handoff.decode_epoch),
     )
 
 

@@ -33,6 +33,7 @@ def transfer_timings(
         messages=[
             common_pb2.MessageTiming(
                 layer=m.blocks.layer,
+                num_layers=m.blocks.num_layers,
                 first_block=m.blocks.first_block,
                 num_blocks=m.blocks.num_blocks,
                 posted_s=m.posted_s - started_s,
@@ -51,7 +52,6 @@ def prefill_timings(
     ended_s: float,
     num_chunks: int,
     handoff: OutgoingHandoff | None,
-    transport: str,
 ) -> common_pb2.PrefillTimings:
     """The whole leg; `handoff` is absent for requests that end with their first token."""
     timings = common_pb2.PrefillTimings(
@@ -60,7 +60,7 @@ def prefill_timings(
     if handoff is not None:
         timings.ticket_s = handoff.ticket_s - handoff.asked_s
         transfer = transfer_timings(
-            handoff.messages, transport=transport, started_s=started_s, last_kv_s=last_kv_s, ended_s=ended_s
+            handoff.messages, transport=handoff.transport, started_s=started_s, last_kv_s=last_kv_s, ended_s=ended_s
         )
         timings.transfer.CopyFrom(transfer)
     return timings

@@ -11,10 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kv_transfer.handoff import BlockRange
+from kv_transfer.digest import DigestPolicy
 from kv_transfer.links import LinkTable
+from kv_transfer.offer import Offer
 from kv_transfer.sender import HandoffCallbacks, OutgoingHandoff
+from kv_transfer.shipments import Shipments
+from kv_transfer.sizing import Chunk as SizedChunk
 from kv_transfer.source import SourceHandoff
+from kv_transfer.ticket import Claims
 from kv_transfer.transport import Transport
 from prefill_pool.scheduler import Chunk, FirstOutput, PrefillPlan, PrefillScheduler
 from prefill_pool.timings import prefill_timings
@@ -25,6 +29,7 @@ from tandem.observability.worker_metrics import PrefillMetrics
 from tandem.rpc.channels import Channels
 from tandem.rpc.convert import finish_reason_to_proto
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from tandem.secret import ClusterKey
 from tandem.types import Epoch, HandoffId, Request, RequestId, WorkerId
 from tandem.worker.engine import Engine
 
@@ -38,6 +43,10 @@ class PrefillLimits:
     ticket_lookahead_tokens: int
     lease_s: float
     max_resends: int
+    layers_per_message: int = 0
+    digest_every: int = 0
+    min_gbps: float = 0.0
+    strict: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +56,7 @@ class Target:
     handoff_id: HandoffId
     worker_id: WorkerId
     address: str
+    epoch: Epoch
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,6 +88,7 @@ class PrefillWorker:
         worker_id: WorkerId,
         epoch: Epoch,
         fingerprint: str,
+        key: ClusterKey,
         transport: Transport,
         limits: PrefillLimits,
         on_crash: Callable[[BaseException], None],
@@ -88,16 +99,20 @@ class PrefillWorker:
         self.num_tokens = 0
         self.metrics = PrefillMetrics()
         self.transport = transport
-        self.links = LinkTable(transport)
+        self.links = LinkTable(transport, min_gbps=limits.min_gbps, strict=limits.strict)
         self.is_draining = False
         self._fingerprint = fingerprint
+        self._key = key
+        self._digests = DigestPolicy(limits.digest_every)
+        self._layer_token_s = 0.0
+        """Compute of one token in one layer, as the newest iteration had it; 0 before the first."""
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[RequestId, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._channels = Channels()
+        self._channels = Channels(key)
         self._block_size = executor.cache.layout.block_size
         self.scheduler = PrefillScheduler(
             BlockPool(executor.cache.num_blocks),
@@ -187,18 +202,9 @@ class PrefillWorker:
     def _open_handoff(self, job: Job) -> None:
         assert job.target is not None
         request = job.request
-        offer = worker_pb2.HandoffOffer(
-            handoff_id=job.target.handoff_id,
-            request_id=request.request_id,
-            prefill_worker_id=self.worker_id,
-            prefill_epoch=self.epoch,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            fingerprint=self._fingerprint,
-        )
         limits = self._limits
         job.handoff = OutgoingHandoff(
-            offer,
-            peer=job.target.worker_id,
+            self._offer(request, job.target),
             cache=self.executor.cache,
             links=self.links,
             machine=SourceHandoff(lease_s=limits.lease_s, max_resends=limits.max_resends, now=time.monotonic()),
@@ -207,11 +213,29 @@ class PrefillWorker:
                 failed=lambda error: self._soon(self.fail, job, error),
                 ended=lambda: self._soon(self._end, job),
             ),
+            digests=self._digests,
         )
         stub = worker_pb2_grpc.DecodeWorkerStub(self._channels.get(job.target.address))
         task = asyncio.create_task(job.handoff.run(stub))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _offer(self, request: Request, target: Target) -> Offer:
+        claims = Claims(
+            handoff_id=target.handoff_id,
+            request_id=request.request_id,
+            source=self.worker_id,
+            source_epoch=self.epoch,
+            destination=target.worker_id,
+            destination_epoch=target.epoch,
+            expires_s=time.time() + request.deadline_s - time.monotonic(),
+        )
+        return Offer(
+            key=self._key,
+            claims=claims,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            fingerprint=self._fingerprint,
+        )
 
     def _on_ticket(self, request_id: RequestId) -> None:
         with self._engine.lock:
@@ -265,7 +289,6 @@ class PrefillWorker:
             ended_s=job.ended_s,
             num_chunks=job.num_chunks,
             handoff=job.handoff,
-            transport=self.transport.name,
         )
         timings.num_companions = job.num_companions
         return timings
@@ -299,7 +322,10 @@ class PrefillWorker:
         now = time.monotonic()
         jobs = [self._jobs.get(chunk.request.request_id) for chunk in plan.chunks]
         batch = [_slice_of(chunk) for chunk in plan.chunks]
-        shipping: list[tuple[OutgoingHandoff, int, int, Chunk]] = []
+        shipments = Shipments(
+            num_layers=self.executor.spec.num_layers, layers_per_message=self._limits.layers_per_message
+        )
+        layer_s = self._layer_token_s * plan.num_tokens
         for job, chunk in zip(jobs, plan.chunks, strict=True):
             if job is None:
                 continue
@@ -308,13 +334,18 @@ class PrefillWorker:
             job.num_companions = max(job.num_companions, len(plan.chunks) - 1)
             first, job.num_blocks_computed = job.num_blocks_computed, self._blocks_after(chunk)
             if job.handoff is not None and job.num_blocks_computed > first:
-                shipping.append((job.handoff, first, job.num_blocks_computed - first, chunk))
+                num_blocks = job.num_blocks_computed - first
+                sized = SizedChunk(
+                    num_layers=self.executor.spec.num_layers,
+                    layer_bytes=num_blocks * self.executor.cache.layout.block_layer_bytes,
+                    layer_s=layer_s,
+                    is_last=chunk.is_last,
+                )
+                shipments.add(job.handoff, sized, first_block=first, num_blocks=num_blocks, block_ids=chunk.block_ids)
         last_layer = self.executor.spec.num_layers - 1
 
         def on_layer(layer: int) -> None:
-            for handoff, first_block, num_blocks, chunk in shipping:
-                blocks = BlockRange(layer=layer, first_block=first_block, num_blocks=num_blocks)
-                handoff.post(blocks, chunk.block_ids)
+            shipments.written(layer)
             if layer == last_layer:
                 written_s = time.monotonic()
                 for job in jobs:
@@ -323,6 +354,7 @@ class PrefillWorker:
 
         tokens = self.executor.execute(batch, on_layer)
         ended_s = time.monotonic()
+        self._layer_token_s = (ended_s - now) / plan.num_tokens / self.executor.spec.num_layers
         self.metrics.iteration(ended_s - now, num_sequences=len(plan.chunks), num_tokens=plan.num_tokens)
         for job in jobs:
             if job is not None:

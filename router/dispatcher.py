@@ -27,6 +27,7 @@ from tandem.registry import Registry
 from tandem.rpc.convert import decode_request_to_proto, finish_reason_from_proto, prefill_request_to_proto
 from tandem.rpc.status import from_rpc_error, is_typed
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
+from tandem.secret import ClusterKey
 from tandem.tasks import cancel_all
 from tandem.types import HandoffId, Request, RequestId, TokenStep
 
@@ -162,7 +163,10 @@ class LegDispatch:
         if decode is None:
             return None
         return worker_pb2.HandoffTarget(
-            handoff_id=self._handoff_id, decode_worker_id=decode.worker_id, decode_address=decode.address
+            handoff_id=self._handoff_id,
+            decode_worker_id=decode.worker_id,
+            decode_address=decode.address,
+            decode_epoch=decode.epoch,
         )
 
     # --- actions
@@ -242,9 +246,14 @@ class WorkerDispatcher:
     """A `Dispatcher` over the workers of the registry."""
 
     def __init__(
-        self, registry: Registry, *, on_change: Callable[[], None], metrics: RouterMetrics | None = None
+        self,
+        registry: Registry,
+        *,
+        key: ClusterKey,
+        on_change: Callable[[], None],
+        metrics: RouterMetrics | None = None,
     ) -> None:
-        self.tracker = WorkerTracker(registry, on_change=on_change, metrics=metrics)
+        self.tracker = WorkerTracker(registry, key=key, on_change=on_change, metrics=metrics)
         self._running: set[LegDispatch] = set()
 
     async def start(self) -> None:

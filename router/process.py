@@ -21,6 +21,7 @@ from router.dispatch import ServedModel
 from router.dispatcher import WorkerDispatcher
 from router.grpc_service import SERVICE_NAMES
 from tandem.config import ClusterConfig
+from tandem.key_source import load_key
 from tandem.model.files import resolve_model
 from tandem.observability.metrics import RouterMetrics
 from tandem.pool_state import PoolState
@@ -66,12 +67,15 @@ def _stop_on_signals() -> asyncio.Event:
 async def run_router(config: ClusterConfig, *, redis_url: str, events: RouterEvents) -> None:
     """Serves until a signal, then drains. Raises TandemError when it cannot start."""
     started_s = time.monotonic()
+    key = load_key(config)
     startup = {"imports": time.time() - psutil.Process().create_time()}
     serving = asyncio.Event()
     registry = Registry(redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
     state = PoolState(redis_url, cluster=config.cluster)
     metrics = RouterMetrics()
-    dispatcher = WorkerDispatcher(registry, on_change=lambda: _note(dispatcher, serving), metrics=metrics)
+    dispatcher = WorkerDispatcher(
+        registry, key=key, on_change=lambda: _note(dispatcher, serving), metrics=metrics
+    )
     async with _health_port(config) as health:
         await dispatcher.start()
         try:

@@ -19,6 +19,7 @@ from tandem.observability.metrics import RouterMetrics
 from tandem.registry import Registry, WorkerRecord
 from tandem.rpc.channels import Channels
 from tandem.rpc.tandem.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
+from tandem.secret import ClusterKey
 from tandem.tasks import cancel_all
 from tandem.types import Epoch, Role, WorkerId
 
@@ -33,9 +34,14 @@ class WorkerTracker:
     """Event loop only. `on_change` is called after each change of who may be given requests."""
 
     def __init__(
-        self, registry: Registry, *, on_change: Callable[[], None], metrics: RouterMetrics | None = None
+        self,
+        registry: Registry,
+        *,
+        key: ClusterKey,
+        on_change: Callable[[], None],
+        metrics: RouterMetrics | None = None,
     ) -> None:
-        self.channels = Channels()
+        self.channels = Channels(key)
         self.metrics = metrics or RouterMetrics()
         self._registry = registry
         self._on_change = on_change

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from tandem.errors import ConfigError
 from tandem.kv.layout import Dtype
 
-TransportName = Literal["ucx", "shm"]
+TransportName = Literal["ucx", "shm", "collective", "auto"]
 
 
 def _require(ok: bool, name: str, value: object, bound: str) -> None:
@@ -122,7 +122,17 @@ class TransferConfig:
     """How KV moves between the pools."""
 
     transport: TransportName = "ucx"
-    """"ucx" anywhere; "shm" where both workers share a host and a network namespace."""
+    """"ucx" anywhere; "shm" where both workers share a host and a network namespace; "collective" over
+    torch.distributed (Gloo, or NCCL between GPUs); "auto" measures those that join two workers and takes the quickest,
+    link by link."""
+    layers_per_message: int = 0
+    """Model layers that travel in one message; 0 takes what the measured speeds of link and compute make best."""
+    digest_every: int = 0
+    """One in this many messages carries a digest of its bytes; 0: every one from host memory, one in 16 from a GPU."""
+    min_gbps: float = 0.0
+    """A link measured slower than this many GB/s raises `tandem_kv_link_slow` and a log line; 0 accepts every link."""
+    strict: bool = False
+    """Refuse a link slower than min_gbps instead of using it."""
     lease_s: float = 10.0
     """Seconds for which a decode worker holds reserved blocks without a renewal."""
     max_resends: int = 1
@@ -131,6 +141,20 @@ class TransferConfig:
     def __post_init__(self) -> None:
         _require(0.2 <= self.lease_s <= 600, "transfer.lease_s", self.lease_s, "0.2 to 600")
         _require(0 <= self.max_resends <= 10, "transfer.max_resends", self.max_resends, "0 to 10")
+        _require(self.layers_per_message >= 0, "transfer.layers_per_message", self.layers_per_message, "0 or more")
+        _require(self.digest_every >= 0, "transfer.digest_every", self.digest_every, "0 or more")
+        _require(self.min_gbps >= 0, "transfer.min_gbps", self.min_gbps, "0 or more")
+        _require(not self.strict or self.min_gbps > 0, "transfer.strict", True, "false without transfer.min_gbps")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SecurityConfig:
+    """How the cluster's processes know one another."""
+
+    key_file: str = ""
+    """File with the cluster's key in hex (`openssl rand -hex 32`), the same on every host; $TANDEM_CLUSTER_KEY wins
+    over it. Empty: a cluster of one machine draws a key when it starts, one of several nodes keeps one in
+    ~/.config/tandem/CLUSTER.key on the head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,6 +242,7 @@ class ClusterConfig:
     transfer: TransferConfig = field(default_factory=TransferConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     drain_timeout_s: float = 30.0
     """Longest that a shutdown waits for running requests."""
     replacement_timeout_s: float = 30.0

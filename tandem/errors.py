@@ -14,8 +14,11 @@
     +-- RequestCancelled             the client, or an abort, ended it
     +-- HandoffFailed                KV could not be handed over
     |   +-- IncompatiblePeer         the two workers do not hold the same model or KV layout
+    |   +-- TicketRefused            an offer or a ticket is forged, expired, used before, or meant for another
     +-- TransportError               bytes could not be moved
     |   +-- LinkClosed               the link was closed, by us or because the peer died
+    |   +-- LinkTooSlow              the link is slower than transfer.min_gbps, and transfer.strict refuses it
+    +-- ForeignCall                  a call to a worker does not carry this cluster's code
     +-- ConfigError                  a configuration value is wrong
     +-- ModelLoadError               weights, tokenizer or model config cannot be used
     +-- ClusterError                 processes could not be started or stopped
@@ -91,12 +94,24 @@ class IncompatiblePeer(HandoffFailed):
     code = "incompatible_peer"
 
 
+class TicketRefused(HandoffFailed):
+    code = "ticket_refused"
+
+
 class TransportError(TandemError):
     code = "transport_error"
 
 
 class LinkClosed(TransportError):
     code = "link_closed"
+
+
+class LinkTooSlow(TransportError):
+    code = "link_too_slow"
+
+
+class ForeignCall(TandemError):
+    code = "foreign_call"
 
 
 class ConfigError(TandemError):
@@ -143,8 +158,11 @@ WIRE_STATUS: dict[type[TandemError], WireStatus] = {
     RequestCancelled: WireStatus(grpc="CANCELLED", http=499, openai_type="server_error", retryable=False),
     HandoffFailed: _UNAVAILABLE,
     IncompatiblePeer: WireStatus(grpc="FAILED_PRECONDITION", http=500, openai_type="server_error", retryable=False),
+    TicketRefused: WireStatus(grpc="PERMISSION_DENIED", http=500, openai_type="server_error", retryable=False),
     TransportError: _UNAVAILABLE,
     LinkClosed: _UNAVAILABLE,
+    LinkTooSlow: _UNAVAILABLE,
+    ForeignCall: WireStatus(grpc="UNAUTHENTICATED", http=500, openai_type="server_error", retryable=False),
     ConfigError: _INTERNAL,
     ModelLoadError: _INTERNAL,
     ClusterError: _INTERNAL,

@@ -102,6 +102,14 @@ def pytest_sessionfinish() -> None:
         shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def keys_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keys of clusters that tests start are kept apart from the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Fails the module that leaves something behind."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from router.view import WorkerView
+from tandem.secret import ClusterKey
 from tandem.types import Epoch, Request, RequestId, Role, SamplingParams, WorkerId
 
 
@@ -41,3 +42,7 @@ def make_worker_view(worker_id: str, role: Role, **changes: Any) -> WorkerView:
         "num_requests": 0,
     }
     return WorkerView(worker_id=WorkerId(worker_id), role=role, **{**values, **changes})
+
+
+CLUSTER_KEY = ClusterKey(bytes(range(32)))
+"""That of every cluster which tests make by hand."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -9,6 +10,7 @@ from enum import StrEnum
 
 import torch
 
+from kv_transfer.probe import PROBE_ID
 from kv_transfer.transport import Link, LinkStats, MessageHeader, Sink, Transport
 from tandem.errors import LinkClosed
 from tandem.types import HandoffId
@@ -33,17 +35,23 @@ FaultPolicy = Callable[[MessageHeader, int], Fault]
 
 
 class FaultyLink:
-    """A `Link` whose messages pass through the transport's policy."""
+    """A `Link` whose messages, but for probes, pass through the transport's policy."""
 
     def __init__(self, link: Link, owner: FaultyTransport) -> None:
         self._link = link
         self._owner = owner
 
     @property
+    def transport(self) -> str:
+        return self._link.transport
+
+    @property
     def detail(self) -> str:
         return f"{self._link.detail} (faulty)"
 
     def send(self, header: MessageHeader, segments: Sequence[torch.Tensor]) -> Future[None]:
+        if header.handoff_id == PROBE_ID:
+            return self._link.send(header, segments)
         fault = self._owner.next_fault(header)
         if fault is Fault.DROP:
             dropped: Future[None] = Future()
@@ -98,10 +106,12 @@ class FaultyTransport:
             self._held.append((link, header, segments, future))
         return future
 
-    def release(self) -> None:
-        """Sends everything that was held back, in order."""
+    def release(self, shuffle: random.Random | None = None) -> None:
+        """Sends everything that was held back, in order or shuffled."""
         with self._lock:
             held, self._held = self._held, []
+        if shuffle is not None:
+            shuffle.shuffle(held)
         for link, header, segments, future in held:
             link.send(header, segments).add_done_callback(lambda sent, future=future: _pass_on(sent, future))
 

@@ -22,6 +22,8 @@ import torch
 
 from decode_pool.service import DecodeService
 from decode_pool.worker import DecodeWorker
+from kv_transfer.offer import Offer
+from kv_transfer.ticket import Claims
 from kv_transfer.transport import Transport
 from kv_transfer.transports import make_transport
 from prefill_pool.service import PrefillService
@@ -33,17 +35,20 @@ from router.view import WorkerView
 from tandem.config import ModelConfig, TransportName
 from tandem.errors import RequestCancelled, TandemError
 from tandem.kv.layout import Dtype
+from tandem.model.executor import Executor
 from tandem.model.torch_executor import TorchExecutor, load_executor
 from tandem.registry import Registry
+from tandem.rpc.authentication import CallGuard
 from tandem.rpc.convert import decode_request_to_proto, prefill_request_to_proto
 from tandem.rpc.server import RpcServer, start_server
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
+from tandem.secret import ClusterKey
 from tandem.types import Epoch, HandoffId, Request, RequestId, Role, SamplingParams, WorkerId
 from tandem.worker.build import worker_facts
 from tandem.worker.host import WorkerFacts
 from tests.engine_driver import EngineDriver
-from tests.factories import make_sampling
+from tests.factories import CLUSTER_KEY, make_sampling
 from tests.fakes import FaultPolicy, FaultyTransport
 from tests.stepped_executor import SteppedExecutor
 
@@ -66,8 +71,14 @@ class PairOptions:
     lease_s: float = 10.0
     """Short only where a test waits for its end: a busy machine can hold up a renewal for a second."""
     max_resends: int = 1
+    layers_per_message: int = 1
+    """Fixed, so that tests know their messages; 0 as measured."""
+    make_executor: Callable[..., Executor] | None = None
+    """Takes `num_blocks` and `allocate`; without one, the model is loaded."""
     decode_fingerprint: str = ""
     """Instead of the true one."""
+    router_key: ClusterKey = CLUSTER_KEY
+    prefill_key: ClusterKey = CLUSTER_KEY
 
 
 @dataclass(kw_only=True)
@@ -146,7 +157,10 @@ async def running_pair(model: Path, options: PairOptions | None = None) -> Async
     prefill, prefill_executor, prefill_facts = _prefill_worker(model, options, crashes.append)
     decode, decode_executor, decode_facts = _decode_worker(model, options, crashes.append)
     services = (PrefillService(prefill, prefill_facts), DecodeService(decode, decode_facts))
-    servers = [await start_server("127.0.0.1", 0, s.register, s.service_names()) for s in services]
+    servers = [
+        await start_server("127.0.0.1", 0, service.register, service.service_names(), guard=CallGuard(CLUSTER_KEY))
+        for service in services
+    ]
     registry = Registry("redis://127.0.0.1:1/0", cluster="nobody", ttl_s=1.0)
     pair = Pair(
         model=model,
@@ -155,9 +169,9 @@ async def running_pair(model: Path, options: PairOptions | None = None) -> Async
         decode=decode,
         prefill_executor=prefill_executor,
         decode_executor=decode_executor,
-        prefill_view=_view(prefill.worker_id, prefill_facts, servers[0]),
-        decode_view=_view(decode.worker_id, decode_facts, servers[1]),
-        tracker=WorkerTracker(registry, on_change=lambda: None),
+        prefill_view=_view(prefill.worker_id, prefill_facts, servers[0], epoch=prefill.epoch),
+        decode_view=_view(decode.worker_id, decode_facts, servers[1], epoch=decode.epoch),
+        tracker=WorkerTracker(registry, key=options.router_key, on_change=lambda: None),
         crashes=crashes,
     )
     try:
@@ -185,6 +199,7 @@ def _prefill_worker(
         worker_id=WorkerId("prefill-0"),
         epoch=Epoch(3),
         fingerprint=facts.fingerprint,
+        key=options.prefill_key,
         transport=transport,
         limits=PrefillLimits(
             max_batch_tokens=CHUNK_TOKENS,
@@ -192,6 +207,7 @@ def _prefill_worker(
             ticket_lookahead_tokens=4 * CHUNK_TOKENS,
             lease_s=options.lease_s,
             max_resends=options.max_resends,
+            layers_per_message=options.layers_per_message,
         ),
         on_crash=on_crash,
     )
@@ -208,6 +224,7 @@ def _decode_worker(
         worker_id=WorkerId("decode-0"),
         epoch=Epoch(4),
         fingerprint=options.decode_fingerprint or facts.fingerprint,
+        key=CLUSTER_KEY,
         transport=transport,
         max_batch_sequences=options.max_batch_sequences,
         lease_s=options.lease_s,
@@ -220,7 +237,11 @@ def _executor(
     model: Path, options: PairOptions, role: Role, transport: Transport
 ) -> tuple[SteppedExecutor, WorkerFacts]:
     num_blocks = options.prefill_blocks if role is Role.PREFILL else options.decode_blocks
-    executor = load(model, num_blocks, options.dtype, transport.allocate)
+    executor: Executor
+    if options.make_executor is not None:
+        executor = options.make_executor(num_blocks=num_blocks, allocate=transport.allocate)
+    else:
+        executor = load(model, num_blocks, options.dtype, transport.allocate)
     executor.cache.slab.fill_(0xFF)  # NaN: nothing may be read before it is written
     config = ModelConfig(source=str(model), block_size=BLOCK_SIZE, dtype=options.dtype)
     return SteppedExecutor(executor), worker_facts(role, config, executor, transport=transport.name)
@@ -233,12 +254,12 @@ def load(model: Path, num_blocks: int, dtype: Dtype, allocate: Callable[[int], t
     )
 
 
-def _view(worker_id: WorkerId, facts: WorkerFacts, server: RpcServer) -> WorkerView:
+def _view(worker_id: WorkerId, facts: WorkerFacts, server: RpcServer, *, epoch: Epoch) -> WorkerView:
     return WorkerView(
         worker_id=worker_id,
         role=facts.role,
         address=server.address,
-        epoch=Epoch(3),
+        epoch=epoch,
         fingerprint=facts.fingerprint,
         node="here",
         transport=facts.transport,
@@ -355,6 +376,7 @@ class Legs:
             handoff_id=self.handoff_id,
             decode_worker_id=pair.decode_view.worker_id,
             decode_address=pair.decode_view.address,
+            decode_epoch=pair.decode_view.epoch,
         )
         self.prefill: Leg
         self.decode: Leg
@@ -382,6 +404,33 @@ class Legs:
         rest = [e.token.token_id for e in self.decode.events if e.WhichOneof("event") == "token"]
         return first + rest
 
+    def by_position(self) -> dict[int, int]:
+        """The same, by position in the output: where a leg was closed early, some are missing."""
+        tokens = {e.token.position: e.token.token_id for e in self.decode.events if e.WhichOneof("event") == "token"}
+        for event in self.prefill.events:
+            if event.WhichOneof("event") == "first_token":
+                tokens[0] = event.first_token.token_id
+        return tokens
+
     async def errors(self) -> tuple[TandemError | None, TandemError | None]:
         """How prefill and decode leg ended."""
         return await self.prefill.error(), await self.decode.error()
+
+
+def offer_of(legs: Legs, *, key: ClusterKey = CLUSTER_KEY, lifetime_s: float = 60.0, **claims: Any) -> Offer:
+    """What an honest prefill worker "silent" would offer for these legs; `claims` differ where a test says so."""
+    honest = {
+        "handoff_id": legs.handoff_id,
+        "request_id": legs.request.request_id,
+        "source": WorkerId("silent"),
+        "source_epoch": Epoch(2),
+        "destination": legs.pair.decode.worker_id,
+        "destination_epoch": legs.pair.decode.epoch,
+        "expires_s": time.time() + lifetime_s,
+    }
+    return Offer(
+        key=key,
+        claims=Claims(**{**honest, **claims}),
+        num_prompt_tokens=len(legs.request.prompt_token_ids),
+        fingerprint=legs.pair.prefill_view.fingerprint,
+    )

@@ -31,14 +31,19 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "config": ("kv", "types", "errors"),
     "model": ("kv", "config", "types", "errors"),
     "prefix_store": ("kv", "config", "types", "errors"),
-    "rpc": ("file_stamp", "kv", "config", "types", "errors"),
+    "secret": ("errors",),
+    "key_source": ("secret", "config", "errors"),
+    "rpc": ("file_stamp", "secret", "kv", "config", "types", "errors"),
     "redis_access": ("errors",),
     "file_stamp": (),
     "registry": ("redis_access", "config", "types", "errors"),
     "pool_state": ("redis_access", "config", "types", "errors"),
     "observability": ("rpc", "config", "types", "errors"),
     "tasks": (),
-    "worker": ("tasks", "registry", "observability", "rpc", "model", "prefix_store", "kv", "config", "types", "errors"),
+    "worker": (
+        *("tasks", "registry", "observability", "rpc", "key_source", "secret", "model", "prefix_store"),
+        *("kv", "config", "types", "errors"),
+    ),
 }
 """Which parts of `tandem` each part may import, besides itself."""
 
@@ -54,7 +59,10 @@ PURE = (
     "tandem/kv/prefix_index.py",
     "tandem/kv/tiering.py",
     "tandem/model/spec.py",
+    "tandem/secret.py",
     "kv_transfer/plan.py",
+    "kv_transfer/sizing.py",
+    "kv_transfer/ticket.py",
     "kv_transfer/handoff.py",
     "kv_transfer/source.py",
     "kv_transfer/destination.py",

@@ -76,6 +76,36 @@ _LINKS: list[Reading[WorkerStatus]] = [
         _links(lambda link: link.num_bytes / link.bytes_per_s if link.bytes_per_s else 0.0),
         labels=("peer",),
     ),
+    reading(
+        (
+            "tandem_kv_link_probed_bytes_per_second",
+            "gauge",
+            "bytes/s",
+            "Speed of large messages that was measured when the link was opened.",
+        ),
+        _links(lambda link: link.probed_bytes_per_s),
+        labels=("peer",),
+    ),
+    reading(
+        (
+            "tandem_kv_link_latency_seconds",
+            "gauge",
+            "seconds",
+            "Time of a small message that was measured when the link was opened.",
+        ),
+        _links(lambda link: link.latency_s),
+        labels=("peer",),
+    ),
+    reading(
+        (
+            "tandem_kv_link_slow",
+            "gauge",
+            "",
+            "1 for a link that was measured slower than transfer.min_gbps: alert on it. Else 0.",
+        ),
+        _links(lambda link: float(link.slow)),
+        labels=("peer",),
+    ),
 ]
 
 PREFILL_READINGS: list[Reading[WorkerStatus]] = [
@@ -102,6 +132,7 @@ class DecodeSample:
     num_received_messages: int
     num_refused_messages: int
     num_nacked_messages: int
+    num_forged_messages: int
 
 
 def _of_status(of: Reading[WorkerStatus]) -> Reading[DecodeSample]:
@@ -148,5 +179,14 @@ DECODE_READINGS: list[Reading[DecodeSample]] = [
             "KV messages that did not arrive whole and were asked for again.",
         ),
         lambda sample: plain(sample.num_nacked_messages),
+    ),
+    reading(
+        (
+            "tandem_decode_forged_messages_total",
+            "counter",
+            "messages",
+            "KV messages without their ticket's code, thrown away: somebody outside of the cluster sends here.",
+        ),
+        lambda sample: plain(sample.num_forged_messages),
     ),
 ]

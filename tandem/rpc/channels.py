@@ -7,15 +7,21 @@ from collections import OrderedDict
 
 import grpc
 
+from tandem.rpc.authentication import SignedChannel
 from tandem.rpc.client import open_channel
+from tandem.secret import ClusterKey
 
 MAX_CHANNELS = 1024
 
 
 class Channels:
-    """Event loop only. Workers that restart get a new address, so old channels fall out by themselves."""
+    """Event loop only. Workers that restart get a new address, so old channels fall out by themselves.
 
-    def __init__(self, max_channels: int = MAX_CHANNELS) -> None:
+    Calls on them carry the code of the cluster's key.
+    """
+
+    def __init__(self, key: ClusterKey, *, max_channels: int = MAX_CHANNELS) -> None:
+        self._key = key
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._max_channels = max_channels
         self._closing: set[asyncio.Task[None]] = set()
@@ -24,7 +30,8 @@ class Channels:
         """The channel to host:port."""
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = open_channel(address)
+            channel = SignedChannel(open_channel(address), key=self._key, address=address)
+            self._channels[address] = channel
         self._channels.move_to_end(address)
         if len(self._channels) > self._max_channels:
             self.drop(next(iter(self._channels)))

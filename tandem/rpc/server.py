@@ -9,6 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tandem.errors import ClusterError
+from tandem.rpc.authentication import CallGuard
 from tandem.rpc.client import MAX_MESSAGE_BYTES
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -92,21 +93,26 @@ async def start_server(
     service_names: Sequence[str],
     *,
     credentials: grpc.ServerCredentials | None = None,
+    guard: CallGuard | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     options: Sequence[tuple[str, int]] = (),
 ) -> RpcServer:
     """Starts a server on host:port (0 takes a free port) with `register`'s services, health and reflection.
 
-    `service_names` are full names ("tandem.v1.Inference"). Without `credentials` it serves in the clear.
+    `service_names` are full names ("tandem.v1.Inference"). Without `credentials` it serves in the clear,
+    with a `guard` only calls of its cluster.
     `options` are gRPC's, beside SERVER_OPTIONS. Raises ClusterError when the address cannot be bound.
     """
-    server = grpc.aio.server(options=(*SERVER_OPTIONS, *options), interceptors=interceptors)
+    guards = () if guard is None else (guard,)
+    server = grpc.aio.server(options=(*SERVER_OPTIONS, *options), interceptors=(*guards, *interceptors))
     register(server)
     checker = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, server)
     reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     bound = bind_port(server, host, port, credentials)
     rpc = RpcServer(server, host=host, port=bound, checker=checker, names=tuple(service_names))
+    if guard is not None:
+        guard.address = rpc.address
     await rpc._publish(_NOT_SERVING)
     await server.start()
     return rpc

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from tandem.config import ModelConfig
+from tandem.model.executor import Executor
 from tandem.model.spec import fingerprint
 from tandem.model.torch_executor import TorchExecutor, load_executor
 from tandem.types import Role
@@ -43,7 +44,7 @@ def build_executor(
     return executor
 
 
-def worker_facts(role: Role, model: ModelConfig, executor: TorchExecutor, *, transport: str) -> WorkerFacts:
+def worker_facts(role: Role, model: ModelConfig, executor: Executor, *, transport: str) -> WorkerFacts:
     """What the worker publishes of itself."""
     spec, cache = executor.spec, executor.cache
     limit = min(spec.max_context_tokens, model.max_context_tokens or spec.max_context_tokens)

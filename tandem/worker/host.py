@@ -20,9 +20,12 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from tandem.config import ClusterConfig, from_mapping
+from tandem.key_source import load_key
 from tandem.observability.server import MetricsServer, serve_metrics
 from tandem.registry import Registry, WorkerLoad, WorkerRecord
+from tandem.rpc.authentication import CallGuard
 from tandem.rpc.server import RpcServer, start_server
+from tandem.secret import ClusterKey
 from tandem.tasks import cancel_all
 from tandem.types import Epoch, Role, WorkerId
 
@@ -40,14 +43,20 @@ class WorkerSettings:
     redis_url: str
     host: str
     cores: tuple[int, ...]
+    key: ClusterKey
     generation: int = 0
     node: str = ""
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> WorkerSettings:
-        """From plain data: config, worker_id, redis_url, host, cores, and optionally generation and node."""
+        """From plain data: config, worker_id, redis_url, host, cores, and optionally generation and node.
+
+        The cluster's key is this process's own knowledge, never part of what travels through Ray. Raises ConfigError.
+        """
+        config = from_mapping(values["config"])
         return cls(
-            config=from_mapping(values["config"]),
+            config=config,
+            key=load_key(config),
             worker_id=WorkerId(values["worker_id"]),
             redis_url=values["redis_url"],
             host=values["host"],
@@ -177,7 +186,9 @@ class WorkerHost:
         self._registry = Registry(settings.redis_url, cluster=settings.config.cluster, ttl_s=registry.ttl_s)
         epoch = await self._registry.next_epoch()
         self._worker = worker = await self._build(settings, epoch, self.mark)
-        self._server = await start_server(settings.host, 0, worker.register, worker.service_names())
+        self._server = await start_server(
+            settings.host, 0, worker.register, worker.service_names(), guard=CallGuard(settings.key)
+        )
         self._metrics = await serve_metrics(worker.metrics, settings.host)
         worker.metrics_url = self._metrics.url
         facts = worker.facts

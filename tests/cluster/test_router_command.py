@@ -21,7 +21,9 @@ from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.embedded_redis import EmbeddedRedis
+from tandem.key_source import KEY_VARIABLE
 from tandem.rpc.client import open_channel
+from tests.factories import CLUSTER_KEY
 from tests.metadata import CLUSTER, registry_of, valkey, worker_record
 from tests.router_harness import runs_within
 
@@ -54,6 +56,11 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.fixture(autouse=True)
+def cluster_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, CLUSTER_KEY.to_hex())
 
 
 @asynccontextmanager

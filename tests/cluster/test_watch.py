@@ -119,6 +119,9 @@ def test_the_plain_status_fits_a_narrow_terminal(width: int) -> None:
         num_bytes=123_456_789_012,
         num_messages=123_456,
         bytes_per_s=1.234e10,
+        probed_bytes_per_s=12.3e9,
+        latency_s=45e-6,
+        slow=True,
     )
     worker = WorkerStatus(
         worker_id="prefill-10", role="prefill", state="ready", address="127.0.0.1:40000", transport="ucx", links=[link]
@@ -128,7 +131,7 @@ def test_the_plain_status_fits_a_narrow_terminal(width: int) -> None:
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
     assert len(text.splitlines()) == 8
-    for word in ("prefill-10 → decode-10", "ucx: ", "127.0.0.1:40000", "12.3 GB/s", "123456"):
+    for word in ("prefill-10 → decode-10", "ucx: ", "127.0.0.1:40000", "12.3!", "45", "123456"):
         assert word in text
 
 

@@ -60,9 +60,12 @@ class HandoffWorld(RuleBasedStateMachine):
         max_resends=st.integers(0, 2),
         trouble_after=st.integers(0, 25),
         lost=st.sets(st.integers(0, 7), max_size=2),
+        together=st.sets(st.integers(0, NUM_BLOCKS - 1)),
         ending=st.sampled_from(["silent", "fair", "stuck"]),
     )
-    def start(self, first_block: int, max_resends: int, trouble_after: int, lost: set[int], ending: str) -> None:
+    def start(
+        self, first_block: int, max_resends: int, trouble_after: int, lost: set[int], together: set[int], ending: str
+    ) -> None:
         self.now = 0.0
         self.num_steps = 0
         self.trouble_after = trouble_after
@@ -77,7 +80,6 @@ class HandoffWorld(RuleBasedStateMachine):
             num_blocks=NUM_BLOCKS,
             lease_s=LEASE_S,
             now=0.0,
-            first_block=first_block,
         )
         self.to_destination: list[Action] = []
         self.to_source: list[Action] = []
@@ -87,7 +89,11 @@ class HandoffWorld(RuleBasedStateMachine):
         self.unposted = [
             BlockRange(layer=layer, first_block=block, num_blocks=1)
             for layer in range(NUM_LAYERS)
-            for block in range(first_block, NUM_BLOCKS)
+            for block in sorted(set(range(first_block, NUM_BLOCKS)) - together)
+        ]
+        self.unposted += [
+            BlockRange(layer=0, num_layers=NUM_LAYERS, first_block=block, num_blocks=1)
+            for block in sorted(together - set(range(first_block)))
         ]
         self.posted: set[BlockRange] = set()
         self.source_released = self.destination_released = 0
@@ -153,7 +159,7 @@ class HandoffWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.destination.state is HandoffState.OFFERED)
     @rule()
     def blocks_are_reserved(self) -> None:
-        self.do_destination(self.destination.reserved())
+        self.do_destination(self.destination.reserved(self.first_block))
 
     @precondition(lambda self: self.to_destination)
     @rule()
@@ -172,8 +178,8 @@ class HandoffWorld(RuleBasedStateMachine):
         match self.to_source.pop(0):
             case SendTicket(epoch=epoch, lease_s=lease_s, first_block=first_block):
                 self.do_source(self.source.ticket(epoch=epoch, lease_s=lease_s, first_block=first_block, now=self.now))
-            case SendNack(blocks=blocks, reason=reason):
-                self.do_source(self.source.nack(blocks, reason, self.now))
+            case SendNack(blocks=blocks, reason=reason, round=number):
+                self.do_source(self.source.nack(blocks, reason, round_number=number, now=self.now))
             case SendDelivered():
                 self.do_source(self.source.delivered(self.now))
             case SendAbort(reason=reason):

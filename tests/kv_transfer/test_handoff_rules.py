@@ -15,6 +15,7 @@ from kv_transfer.handoff import (
     SendAbort,
     SendDrained,
     SendNack,
+    SendTicket,
     StopReceiving,
     combined_digest,
 )
@@ -55,7 +56,7 @@ def kinds(actions: list[Action]) -> list[type[Action]]:
 def test_a_nack_that_is_quicker_than_the_send_is_answered_when_the_send_is_over() -> None:
     source = make_source()
     assert source.posting(FIRST)
-    assert source.nack(FIRST, "bit flip", now=1.0) == []
+    assert source.nack(FIRST, "bit flip", round_number=1, now=1.0) == []
     assert source.sent(FIRST, None) == [Resend(blocks=FIRST)]
 
 
@@ -65,7 +66,8 @@ def test_a_nack_of_several_messages_in_one_range_resends_each_of_them_as_it_was(
     for blocks in [*halves, SECOND]:
         assert source.posting(blocks)
         assert source.sent(blocks, None) == []
-    assert source.nack(FIRST, "it did not arrive", now=1.0) == [Resend(blocks=blocks) for blocks in halves]
+    expected = [Resend(blocks=blocks) for blocks in halves]
+    assert source.nack(FIRST, "it did not arrive", round_number=1, now=1.0) == expected
 
 
 def test_a_range_is_resent_only_so_often() -> None:
@@ -80,7 +82,7 @@ def test_a_range_is_resent_only_so_often() -> None:
 def test_a_nack_that_came_too_early_does_not_fail_a_handoff() -> None:
     source = make_source(max_resends=0)
     assert source.posting(FIRST)
-    assert source.nack(FIRST, "it did not arrive", now=1.0) == []
+    assert source.nack(FIRST, "it did not arrive", round_number=1, now=1.0) == []
     assert source.sent(FIRST, None) == []
     assert source.may_send
 
@@ -111,7 +113,7 @@ def test_what_is_missing_is_asked_for_after_half_a_lease_of_standstill() -> None
     assert destination.record(make_record(5, 6)) == []
     assert destination.tick(1.0) == []
     assert destination.tick(1.0 + LEASE_S / 2 - 0.1) == []
-    assert destination.tick(1.0 + LEASE_S / 2) == [SendNack(blocks=SECOND, reason="it did not arrive")]
+    assert destination.tick(1.0 + LEASE_S / 2) == [SendNack(blocks=SECOND, reason="it did not arrive", round=1)]
 
 
 def test_nothing_is_missing_before_the_record_has_come() -> None:
@@ -123,7 +125,7 @@ def test_nothing_is_missing_before_the_record_has_come() -> None:
 def test_a_source_told_of_its_delivery_fences_a_repeated_send_that_never_ends() -> None:
     source = make_source()
     assert source.posting(FIRST)
-    source.nack(FIRST, "it did not arrive", now=1.0)
+    source.nack(FIRST, "it did not arrive", round_number=1, now=1.0)
     assert source.sent(FIRST, None) == [Resend(blocks=FIRST)]
     assert source.posting(FIRST)
     assert source.delivered(now=2.0) == []
@@ -131,3 +133,37 @@ def test_a_source_told_of_its_delivery_fences_a_repeated_send_that_never_ends() 
     assert source.tick(3.0 + LEASE_S) == [Fence()]
     assert source.sent(FIRST, "closed") == [ReleaseBlocks()]
     assert source.state is HandoffState.DELIVERED
+
+
+BOTH = BlockRange(layer=0, num_layers=2, first_block=0, num_blocks=2)
+
+
+def test_a_message_of_two_layers_fills_both_and_is_refused_when_either_has_its_blocks() -> None:
+    destination = make_destination()
+    assert destination.may_place(BOTH, Epoch(3))
+    assert not destination.may_place(SECOND, Epoch(3))
+    assert destination.landed(BOTH, digest=5, error=None) == []
+    assert not destination.may_place(SECOND, Epoch(3))
+    assert destination.missing() == []
+
+
+def test_what_is_missing_in_neighbouring_layers_is_asked_for_as_one_range() -> None:
+    assert make_destination().missing() == [BOTH]
+
+
+def test_several_nacks_of_one_round_resend_a_message_once() -> None:
+    source = make_source()
+    assert source.posting(BOTH)
+    assert source.sent(BOTH, None) == []
+    assert source.nack(FIRST, "it did not arrive", round_number=1, now=1.0) == [Resend(blocks=BOTH)]
+    assert source.posting(BOTH)
+    assert source.sent(BOTH, None) == []
+    assert source.nack(SECOND, "it did not arrive", round_number=1, now=1.0) == []
+    assert kinds(source.nack(SECOND, "it did not arrive", round_number=2, now=2.0))[:2] == [SendAbort, Failed]
+
+
+def test_blocks_that_are_held_already_are_neither_wanted_nor_missing() -> None:
+    destination = DestinationHandoff(epoch=Epoch(3), num_layers=2, num_blocks=3, lease_s=LEASE_S, now=0.0)
+    assert destination.reserved(first_block=2) == [SendTicket(epoch=Epoch(3), lease_s=LEASE_S, first_block=2)]
+    assert not destination.may_place(BlockRange(layer=0, first_block=1, num_blocks=2), Epoch(3))
+    assert destination.missing() == [BlockRange(layer=0, num_layers=2, first_block=2, num_blocks=1)]

@@ -59,7 +59,7 @@ def test_an_address_has_one_link_however_often_and_at_once_it_is_asked_for(
         table = LinkTable(source)
         address = lives[0].address()
         links = await asyncio.gather(*(table.get(DECODE, address) for _ in range(5)))
-        assert len({id(link) for link in links}) == 1
+        assert len({id(link) for link, _ in links}) == 1
         table.close()
 
     asyncio.run(scenario())
@@ -70,14 +70,14 @@ def test_links_to_the_earlier_lives_of_a_worker_are_closed_and_others_are_not(
 ) -> None:
     async def scenario() -> None:
         table = LinkTable(source)
-        other = await table.get(WorkerId("decode-1"), lives[0].address())
-        links = [await table.get(DECODE, life.address()) for life in lives[1:]]
+        other, _ = await table.get(WorkerId("decode-1"), lives[0].address())
+        links = [(await table.get(DECODE, life.address()))[0] for life in lives[1:]]
         memory = [source.allocate(8)]
         with pytest.raises(LinkClosed):
             links[0].send(header(), memory).result(5)
         for link in [other, *links[1:]]:
             link.send(header(), memory).result(5)
-        assert [worker for worker, _, _ in table.stats()] == ["decode-1", *[DECODE] * MAX_LINKS_PER_WORKER]
+        assert [known.worker_id for known in table.links()] == ["decode-1", *[DECODE] * MAX_LINKS_PER_WORKER]
         table.close()
 
     asyncio.run(scenario())
@@ -86,11 +86,11 @@ def test_links_to_the_earlier_lives_of_a_worker_are_closed_and_others_are_not(
 def test_a_link_that_was_dropped_is_opened_anew(source: Transport, lives: list[Transport]) -> None:
     async def scenario() -> None:
         table = LinkTable(source)
-        first = await table.get(DECODE, lives[0].address())
+        first, _ = await table.get(DECODE, lives[0].address())
         table.drop(first)
         table.drop(first)
-        assert table.stats() == []
-        second = await table.get(DECODE, lives[0].address())
+        assert table.links() == []
+        second, _ = await table.get(DECODE, lives[0].address())
         assert second is not first
         second.send(header(), [source.allocate(8)]).result(5)
         table.close()
@@ -107,6 +107,6 @@ def test_an_address_where_nobody_serves_opens_no_link(source: Transport) -> None
         gone.close()
         with pytest.raises(TransportError):
             await table.get(DECODE, address)
-        assert table.stats() == []
+        assert table.links() == []
 
     asyncio.run(scenario())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import wait
 
@@ -21,7 +23,7 @@ from tests.kv_transfer.peers import HANDOFF, TIMEOUT_S, RecordingSink, cut, make
 MIB = 1 << 20
 
 
-@pytest.fixture(params=["shm", "ucx"])
+@pytest.fixture(params=["shm", "ucx", "collective", "auto"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -44,19 +46,33 @@ def fill(memory: torch.Tensor) -> torch.Tensor:
     return memory.copy_(torch.randint(0, 256, memory.shape, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("placed_pieces", [None, 1000, 100_000])
-@pytest.mark.parametrize("sent_pieces", [None, 777, 99_999])
 @pytest.mark.parametrize("num_bytes", [1, 100, 4096, 8191, 8192, 8193, 65_537, MIB + 1])
 def test_a_payload_arrives_whole_however_it_is_cut(
-    source: Transport, destination: Transport, num_bytes: int, sent_pieces: int | None, placed_pieces: int | None
+    source: Transport, destination: Transport, num_bytes: int
 ) -> None:
-    sink = RecordingSink(destination.allocate(num_bytes), piece_bytes=placed_pieces)
+    sink = RecordingSink(destination.allocate(num_bytes))
     destination.serve(sink)
-    segments = cut(fill(source.allocate(num_bytes)), sent_pieces)
-    header = make_header(segments)
-    source.connect(destination.address()).send(header, segments).result(TIMEOUT_S)
-    assert sink.wait_landed(1) == [None]
-    assert torch.equal(torch.cat(segments), torch.cat(sink.segments(header)))
+    memory = source.allocate(num_bytes)
+    link = source.connect(destination.address())
+    cuts = list(itertools.product([None, 777, 99_999], [None, 1000, 100_000]))
+    for index, (sent_pieces, placed_pieces) in enumerate(cuts):
+        segments = cut(fill(memory), sent_pieces)
+        sink.piece_bytes = placed_pieces
+        header = make_header(segments)
+        link.send(header, segments).result(TIMEOUT_S)
+        assert sink.wait_landed(index + 1)[-1] is None
+        assert torch.equal(torch.cat(segments), torch.cat(sink.segments(header))), (sent_pieces, placed_pieces)
+
+
+def test_a_payload_of_one_piece_is_sent_as_it_lies(source: Transport, destination: Transport) -> None:
+    destination.serve(RecordingSink(destination.allocate(MIB), piece_bytes=1000))
+    memory = fill(source.allocate(MIB))
+    link = source.connect(destination.address())
+    link.send(make_header([memory]), [memory]).result(TIMEOUT_S)
+    assert link.stats().num_gathers == 0
+    segments = cut(memory, 100)
+    link.send(make_header(segments), segments).result(TIMEOUT_S)
+    assert link.stats().num_gathers == 1
 
 
 def test_sixty_four_megabytes_arrive_in_one_message(source: Transport, destination: Transport) -> None:
@@ -80,17 +96,18 @@ def test_memory_that_the_transport_did_not_allocate_can_be_sent_and_received_int
     assert torch.equal(memory, sink.memory)
 
 
-def test_thousands_of_small_messages_land_once_each(source: Transport, destination: Transport) -> None:
-    count, size = 3000, 64
+def test_a_thousand_small_messages_land_once_each(source: Transport, destination: Transport) -> None:
+    count, size = 1000, 64
     sink = RecordingSink(destination.allocate(count * size))
     destination.serve(sink)
     pieces = fill(source.allocate(count * size)).split(size)
     link = source.connect(destination.address())
+    before = link.stats()
     wait([link.send(make_header([piece], i * size), [piece]) for i, piece in enumerate(pieces)], TIMEOUT_S)
     assert sink.wait_landed(count) == [None] * count
     assert torch.equal(torch.cat(pieces), sink.memory)
-    assert link.stats().num_messages == count
-    assert link.stats().num_bytes == count * size
+    assert link.stats().num_messages - before.num_messages == count
+    assert link.stats().num_bytes - before.num_bytes == count * size
     assert link.stats().busy_s > 0
 
 
@@ -315,4 +332,7 @@ def test_closing_leaves_no_descriptor_thread_or_segment(name: str, finish: bool)
     before = _resources()
     for _ in range(3):
         _exchange(name, finish=finish)
-    assert _resources() == before
+    deadline = time.monotonic() + 10.0
+    while _resources() != before:
+        assert time.monotonic() < deadline, (_resources(), before)
+        time.sleep(0.05)

@@ -18,25 +18,13 @@ from tandem.errors import (
     IncompatiblePeer,
     InvalidRequest,
     TandemError,
+    TicketRefused,
 )
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2
-from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, running_pair
+from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, offer_of, running_pair
 
 PROMPT = make_prompt(20)
-
-
-def make_offer(legs: Legs, **changes: object) -> worker_pb2.HandoffOffer:
-    offer = worker_pb2.HandoffOffer(
-        handoff_id=legs.handoff_id,
-        request_id=legs.request.request_id,
-        prefill_worker_id="prefill-0",
-        prefill_epoch=3,
-        num_prompt_tokens=len(legs.request.prompt_token_ids),
-        fingerprint=legs.pair.prefill_view.fingerprint,
-    )
-    offer.MergeFrom(worker_pb2.HandoffOffer(**changes))  # type: ignore[arg-type]
-    return offer
 
 
 async def refusal(pair: Pair, *messages: worker_pb2.SourceMessage) -> TandemError:
@@ -86,7 +74,7 @@ def test_a_handoff_that_no_leg_waits_for_is_refused(gqa: Path) -> None:
 def test_an_offer_with_a_wrong_id_is_refused(gqa: Path, handoff_id: str, expected: type[TandemError]) -> None:
     async def wrong() -> None:
         async with running_pair(gqa) as pair:
-            offer = worker_pb2.HandoffOffer(handoff_id=handoff_id, num_prompt_tokens=20)
+            offer = offer_of(Legs(pair, PROMPT), handoff_id=handoff_id).message
             assert type(await refusal(pair, worker_pb2.SourceMessage(offer=offer))) is expected
 
     asyncio.run(wrong())
@@ -112,16 +100,16 @@ def test_a_handoff_that_does_not_begin_with_an_offer_is_refused(
     asyncio.run(malformed())
 
 
-def test_an_offer_of_another_length_is_refused_and_the_true_one_is_still_taken(gqa: Path) -> None:
+def test_an_offer_of_another_length_is_refused_and_the_next_request_goes_on(gqa: Path) -> None:
     async def length() -> None:
         async with running_pair(gqa) as pair:
             legs = Legs(pair, PROMPT)
             await legs.open_decode()
-            error = await refusal(pair, worker_pb2.SourceMessage(offer=make_offer(legs, num_prompt_tokens=21)))
-            assert type(error) is HandoffFailed
-            legs.open_prefill()
-            assert await legs.errors() == (None, None)
-            assert legs.tokens() == monolithic(gqa, PROMPT)
+            offer = offer_of(legs).message
+            offer.num_prompt_tokens = 21
+            assert type(await refusal(pair, worker_pb2.SourceMessage(offer=offer))) is HandoffFailed
+            legs.decode.close()
+            await runs_as_before(pair)
 
     asyncio.run(length())
 
@@ -132,8 +120,8 @@ def test_a_second_offer_of_the_same_handoff_is_refused_and_the_first_goes_on(gqa
             pair.prefill_executor.stop()
             legs = await Legs(pair, PROMPT).open()
             await asyncio.to_thread(pair.prefill_executor.stopped.wait)
-            error = await refusal(pair, worker_pb2.SourceMessage(offer=make_offer(legs)))
-            assert type(error) is HandoffFailed
+            error = await refusal(pair, worker_pb2.SourceMessage(offer=offer_of(legs).message))
+            assert type(error) is TicketRefused
             pair.prefill_executor.go()
             assert await legs.errors() == (None, None)
             assert legs.tokens() == monolithic(gqa, PROMPT)
@@ -157,7 +145,7 @@ def test_a_malformed_message_in_a_handoff_ends_it_at_once(gqa: Path, message: wo
             legs = Legs(pair, PROMPT)
             await legs.open_decode()
             call: Any = pair.decode_stub.Handoff()
-            await call.write(worker_pb2.SourceMessage(offer=make_offer(legs)))
+            await call.write(worker_pb2.SourceMessage(offer=offer_of(legs).message))
             assert (await call.read()).WhichOneof("message") == "ticket"
             await call.write(message)
             answer = await call.read()

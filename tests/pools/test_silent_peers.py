@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,77 +13,21 @@ import grpc
 import pytest
 import torch
 
-from kv_transfer.digest import digest
-from kv_transfer.transport import Link, MessageHeader, Transport
+from kv_transfer.offer import TicketOffice
+from kv_transfer.transport import MessageHeader, Transport
 from kv_transfer.transports import make_transport
 from tandem.config import TransportName
 from tandem.errors import HandoffFailed, TandemError
 from tandem.rpc.server import start_server
 from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
 from tandem.types import Epoch, WorkerId
+from tests.factories import CLUSTER_KEY
 from tests.fakes import Fault
 from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, running_pair, until
+from tests.silent_source import silent_source
 
 TRANSPORTS: list[TransportName] = ["shm", "ucx"]
 PROMPT = make_prompt(20)
-
-
-class SilentSource:
-    """A prefill worker that takes its ticket, and then says only what the test makes it say."""
-
-    def __init__(self, legs: Legs) -> None:
-        self._legs = legs
-        self._transport = make_transport(legs.pair.options.transport, worker_id=WorkerId("silent"))
-        self._link: Link | None = None
-        self.call: Any = None
-        self.ticket = worker_pb2.Ticket()
-        num_bytes = legs.pair.decode.executor.cache.layout.block_layer_bytes
-        self._memory = self._transport.allocate(num_bytes)
-        self._memory.fill_(7)
-
-    async def offer(self) -> None:
-        """Until the ticket is here and the link is open."""
-        offer = worker_pb2.HandoffOffer(
-            handoff_id=self._legs.handoff_id,
-            request_id=self._legs.request.request_id,
-            prefill_worker_id="silent",
-            num_prompt_tokens=len(self._legs.request.prompt_token_ids),
-            fingerprint=self._legs.pair.prefill_view.fingerprint,
-        )
-        self.call = self._legs.pair.decode_stub.Handoff()
-        await self.call.write(worker_pb2.SourceMessage(offer=offer))
-        answer = await self.call.read()
-        self.ticket = answer.ticket
-        self._link = await asyncio.to_thread(self._transport.connect, answer.ticket.transport_address)
-
-    async def send(self, *, layer: int, first_block: int) -> None:
-        """One block; returns when the transport is done with it."""
-        assert self._link is not None
-        header = MessageHeader(
-            handoff_id=self._legs.handoff_id,
-            epoch=Epoch(self.ticket.epoch),
-            layer=layer,
-            first_block=first_block,
-            num_blocks=1,
-            num_bytes=self._memory.numel(),
-            digest=digest([self._memory]),
-        )
-        await asyncio.wrap_future(self._link.send(header, [self._memory]))
-
-    def close(self) -> None:
-        self._transport.close()
-
-
-@asynccontextmanager
-async def silent_source(pair: Pair) -> AsyncIterator[tuple[Legs, SilentSource]]:
-    legs = Legs(pair, PROMPT)
-    await legs.open_decode()
-    source = SilentSource(legs)
-    try:
-        await source.offer()
-        yield legs, source
-    finally:
-        source.close()
 
 
 def holds(cache: torch.Tensor) -> int:
@@ -196,6 +141,7 @@ class SilentDestination(worker_pb2_grpc.DecodeWorkerServicer):
         self._transport = transport
         self._with_ticket = with_ticket
         self._lease_s = lease_s
+        self._office = TicketOffice(CLUSTER_KEY, worker_id=WorkerId("silent"), epoch=Epoch(9))
         self.heard: list[str] = []
         self.may_end = asyncio.Event()
 
@@ -207,12 +153,13 @@ class SilentDestination(worker_pb2_grpc.DecodeWorkerServicer):
             kind = message.WhichOneof("message")
             self.heard.append(kind)
             if kind == "offer" and self._with_ticket:
-                ticket = worker_pb2.Ticket(
-                    handoff_id=message.offer.handoff_id,
-                    epoch=9,
+                claims = self._office.take(message.offer, now=time.time())
+                ticket = self._office.ticket(
+                    claims,
+                    first_block=0,
                     lease_s=self._lease_s,
                     transport=self._transport.name,
-                    transport_address=self._transport.address(),
+                    address=self._transport.address(),
                 )
                 yield worker_pb2.DestinationMessage(ticket=ticket)
         await self.may_end.wait()
@@ -239,6 +186,7 @@ async def silent_destination(
 async def leg_to(pair: Pair, address: str) -> TandemError:
     legs = Legs(pair, PROMPT)
     legs.target.decode_address, legs.target.decode_worker_id = address, "silent"
+    legs.target.decode_epoch = 9
     error = await legs.open_prefill().error()
     assert error is not None
     return error

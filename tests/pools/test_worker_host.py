@@ -18,13 +18,21 @@ from decode_pool.actor import DecodeActor
 from prefill_pool.actor import PrefillActor
 from tandem.config import from_mapping, to_mapping
 from tandem.errors import ModelLoadError
+from tandem.key_source import KEY_VARIABLE
 from tandem.registry import Registry, WorkerRecord
+from tandem.rpc.authentication import SignedChannel
 from tandem.rpc.client import open_channel
 from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
+from tests.factories import CLUSTER_KEY
 from tests.pair import BLOCK_SIZE
 
 Actor = type[PrefillActor] | type[DecodeActor]
 ACTORS: list[Actor] = [PrefillActor, DecodeActor]
+
+
+@pytest.fixture(autouse=True)
+def cluster_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, CLUSTER_KEY.to_hex())
 
 
 def settings(model: Path | str, redis_url: str) -> dict[str, Any]:
@@ -45,6 +53,10 @@ def settings(model: Path | str, redis_url: str) -> dict[str, Any]:
         "host": "127.0.0.1",
         "cores": (),
     }
+
+
+def signed_channel(address: str) -> SignedChannel:
+    return SignedChannel(open_channel(address), key=CLUSTER_KEY, address=address)
 
 
 @asynccontextmanager
@@ -91,7 +103,7 @@ def test_a_worker_registers_drains_and_deregisters(gqa: Path, make: Actor) -> No
                 assert (record.worker_id, record.state, record.pid) == ("worker-7", "ready", os.getpid())
                 assert (record.address, record.role) == (ready["address"], ready["role"])
                 assert (record.num_blocks, record.load.num_free_blocks) == (16, 16)
-                async with open_channel(record.address) as channel:
+                async with signed_channel(record.address) as channel:
                     status = await worker_pb2_grpc.WorkerStub(channel).GetStatus(worker_pb2.GetStatusRequest())
                 assert (status.worker_id, status.epoch) == ("worker-7", record.epoch)
                 await asyncio.sleep(0.8)
@@ -101,7 +113,7 @@ def test_a_worker_registers_drains_and_deregisters(gqa: Path, make: Actor) -> No
             finally:
                 await asyncio.to_thread(actor.stop)
             assert await client.workers() == []
-            async with open_channel(record.address) as channel:
+            async with signed_channel(record.address) as channel:
                 with pytest.raises(grpc.aio.AioRpcError):
                     await worker_pb2_grpc.WorkerStub(channel).GetStatus(worker_pb2.GetStatusRequest(), timeout=2.0)
 

@@ -15,6 +15,7 @@ from tandem.errors import InvalidRequest, RequestNotFound, WorkerUnavailable
 from tandem.pool_state import PoolState
 from tandem.registry import Registry, WorkerRecord
 from tandem.types import Epoch, Role, WorkerId
+from tests.factories import CLUSTER_KEY
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ def with_admin(body: Callable[[PoolAdmin, PoolState, EmbeddedRedis], Awaitable[T
         await registry.put(RECORD)
         state = PoolState(redis.url, cluster="c")
         known = asyncio.Event()
-        dispatcher = WorkerDispatcher(registry, on_change=known.set)
+        dispatcher = WorkerDispatcher(registry, key=CLUSTER_KEY, on_change=known.set)
         await dispatcher.start()
         try:
             await known.wait()

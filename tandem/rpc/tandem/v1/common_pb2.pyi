@@ -240,6 +240,7 @@ class MessageTiming(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     POSTED_S_FIELD_NUMBER: _builtins.int
     DONE_S_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     """Model layer."""
     first_block: _builtins.int
@@ -248,6 +249,8 @@ class MessageTiming(_message.Message):
     posted_s: _builtins.float
     """When it was posted and when its source memory was free again."""
     done_s: _builtins.float
+    num_layers: _builtins.int
+    """Layers in the message, the first of which is `layer`."""
     def __init__(
         self,
         *,
@@ -256,10 +259,11 @@ class MessageTiming(_message.Message):
         num_blocks: _builtins.int = ...,
         posted_s: _builtins.float = ...,
         done_s: _builtins.float = ...,
+        num_layers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_s", b"done_s", "first_block", b"first_block", "layer", b"layer", "num_blocks", b"num_blocks", "posted_s", b"posted_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_s", b"done_s", "first_block", b"first_block", "layer", b"layer", "num_blocks", b"num_blocks", "num_layers", b"num_layers", "posted_s", b"posted_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

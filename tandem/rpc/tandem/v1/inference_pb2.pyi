@@ -641,7 +641,7 @@ class WorkerStatus(_message.Message):
     node: _builtins.str
     """Host name of its node."""
     transport: _builtins.str
-    """The transport it is configured for, known before any link: "ucx" or "shm"."""
+    """The transport it is configured for, known before any link: "ucx", "shm", "collective" or "auto"."""
     @_builtins.property
     def cores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Cores the engine is pinned to; empty when it is not."""
@@ -692,6 +692,9 @@ class LinkStatus(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     NUM_MESSAGES_FIELD_NUMBER: _builtins.int
     BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    PROBED_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    SLOW_FIELD_NUMBER: _builtins.int
     peer_worker_id: _builtins.str
     transport: _builtins.str
     detail: _builtins.str
@@ -700,6 +703,11 @@ class LinkStatus(_message.Message):
     num_messages: _builtins.int
     bytes_per_s: _builtins.float
     """Bytes over the seconds in which a message was under way, so far; 0 before the first."""
+    probed_bytes_per_s: _builtins.float
+    """What a probe measured when the link was opened: speed of large messages, and seconds of a small one."""
+    latency_s: _builtins.float
+    slow: _builtins.bool
+    """Whether that is slower than transfer.min_gbps."""
     def __init__(
         self,
         *,
@@ -709,10 +717,13 @@ class LinkStatus(_message.Message):
         num_bytes: _builtins.int = ...,
         num_messages: _builtins.int = ...,
         bytes_per_s: _builtins.float = ...,
+        probed_bytes_per_s: _builtins.float = ...,
+        latency_s: _builtins.float = ...,
+        slow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "detail", b"detail", "num_bytes", b"num_bytes", "num_messages", b"num_messages", "peer_worker_id", b"peer_worker_id", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "detail", b"detail", "latency_s", b"latency_s", "num_bytes", b"num_bytes", "num_messages", b"num_messages", "peer_worker_id", b"peer_worker_id", "probed_bytes_per_s", b"probed_bytes_per_s", "slow", b"slow", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

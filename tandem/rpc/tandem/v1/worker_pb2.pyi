@@ -189,21 +189,25 @@ class HandoffTarget(_message.Message):
     HANDOFF_ID_FIELD_NUMBER: _builtins.int
     DECODE_WORKER_ID_FIELD_NUMBER: _builtins.int
     DECODE_ADDRESS_FIELD_NUMBER: _builtins.int
+    DECODE_EPOCH_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     """32 hex digits, drawn by the router, unique for each attempt."""
     decode_worker_id: _builtins.str
     decode_address: _builtins.str
     """Its gRPC address, host:port."""
+    decode_epoch: _builtins.int
+    """The incarnation that the router means."""
     def __init__(
         self,
         *,
         handoff_id: _builtins.str = ...,
         decode_worker_id: _builtins.str = ...,
         decode_address: _builtins.str = ...,
+        decode_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_address", b"decode_address", "decode_worker_id", b"decode_worker_id", "handoff_id", b"handoff_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_address", b"decode_address", "decode_epoch", b"decode_epoch", "decode_worker_id", b"decode_worker_id", "handoff_id", b"handoff_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -458,6 +462,10 @@ class HandoffOffer(_message.Message):
     PREFILL_EPOCH_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    DECODE_WORKER_ID_FIELD_NUMBER: _builtins.int
+    DECODE_EPOCH_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     request_id: _builtins.str
     prefill_worker_id: _builtins.str
@@ -466,6 +474,13 @@ class HandoffOffer(_message.Message):
     """Prompt tokens whose KV will be sent."""
     fingerprint: _builtins.str
     """Must equal the decode worker's: model, dtype, block size and KV layout in one hash."""
+    decode_worker_id: _builtins.str
+    """The decode worker that is meant, in which incarnation, and until when; see code."""
+    decode_epoch: _builtins.int
+    expires_ms: _builtins.int
+    """Milliseconds since 1970."""
+    code: _builtins.bytes
+    """HMAC with the cluster's key over ids, epochs and expiry; see kv_transfer/ticket.py. An offer is good once."""
     def __init__(
         self,
         *,
@@ -475,10 +490,14 @@ class HandoffOffer(_message.Message):
         prefill_epoch: _builtins.int = ...,
         num_prompt_tokens: _builtins.int = ...,
         fingerprint: _builtins.str = ...,
+        decode_worker_id: _builtins.str = ...,
+        decode_epoch: _builtins.int = ...,
+        expires_ms: _builtins.int = ...,
+        code: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "handoff_id", b"handoff_id", "num_prompt_tokens", b"num_prompt_tokens", "prefill_epoch", b"prefill_epoch", "prefill_worker_id", b"prefill_worker_id", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "decode_epoch", b"decode_epoch", "decode_worker_id", b"decode_worker_id", "expires_ms", b"expires_ms", "fingerprint", b"fingerprint", "handoff_id", b"handoff_id", "num_prompt_tokens", b"num_prompt_tokens", "prefill_epoch", b"prefill_epoch", "prefill_worker_id", b"prefill_worker_id", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -643,6 +662,8 @@ class Ticket(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     TRANSPORT_ADDRESS_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     epoch: _builtins.int
     """The decode worker's epoch; every later message names it."""
@@ -653,6 +674,10 @@ class Ticket(_message.Message):
     transport: _builtins.str
     """Transport to use and where to reach the decode worker over it."""
     transport_address: _builtins.bytes
+    expires_ms: _builtins.int
+    """Until when it is good, in milliseconds since 1970."""
+    code: _builtins.bytes
+    """HMAC with the cluster's key over the offer's ids and epochs and all of the above; see kv_transfer/ticket.py."""
     def __init__(
         self,
         *,
@@ -662,10 +687,12 @@ class Ticket(_message.Message):
         first_block: _builtins.int = ...,
         transport: _builtins.str = ...,
         transport_address: _builtins.bytes = ...,
+        expires_ms: _builtins.int = ...,
+        code: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first_block", b"first_block", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "transport", b"transport", "transport_address", b"transport_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "epoch", b"epoch", "expires_ms", b"expires_ms", "first_block", b"first_block", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "transport", b"transport", "transport_address", b"transport_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -682,11 +709,17 @@ class HandoffNack(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     layer: _builtins.int
+    """The first of num_layers layers."""
     first_block: _builtins.int
     num_blocks: _builtins.int
     reason: _builtins.str
+    num_layers: _builtins.int
+    round: _builtins.int
+    """Of one finding: a message that several NACKs of one round name is sent again once."""
     def __init__(
         self,
         *,
@@ -695,10 +728,12 @@ class HandoffNack(_message.Message):
         first_block: _builtins.int = ...,
         num_blocks: _builtins.int = ...,
         reason: _builtins.str = ...,
+        num_layers: _builtins.int = ...,
+        round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first_block", b"first_block", "layer", b"layer", "num_blocks", b"num_blocks", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first_block", b"first_block", "layer", b"layer", "num_blocks", b"num_blocks", "num_layers", b"num_layers", "reason", b"reason", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,62 @@
+"""What one iteration ships: for each handoff in the batch, its blocks in as many messages as suit its link.
+
+Called on the engine's thread, as the layers are written. How many layers make a message is `sizing.py`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kv_transfer.handoff import BlockRange
+from kv_transfer.sender import OutgoingHandoff
+from kv_transfer.sizing import Chunk, layer_groups, layers_per_message
+from tandem.types import BlockId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shipment:
+    handoff: OutgoingHandoff
+    block_ids: tuple[BlockId, ...]
+    by_last_layer: dict[int, BlockRange]
+
+
+class Shipments:
+    """Of one iteration over `num_layers` layers. `layers_per_message` 0 leaves the choice to what was measured."""
+
+    def __init__(self, *, num_layers: int, layers_per_message: int = 0) -> None:
+        self._num_layers = num_layers
+        self._layers_per_message = min(layers_per_message, num_layers)
+        self._shipments: list[_Shipment] = []
+
+    def add(
+        self,
+        handoff: OutgoingHandoff,
+        chunk: Chunk,
+        *,
+        first_block: int,
+        num_blocks: int,
+        block_ids: tuple[BlockId, ...],
+    ) -> None:
+        """`num_blocks` blocks from `first_block` on will be complete in each layer; `block_ids` is the whole table."""
+        by_last_layer = {
+            first + count - 1: BlockRange(
+                layer=first, num_layers=count, first_block=first_block, num_blocks=num_blocks
+            )
+            for first, count in layer_groups(self._num_layers, self._size(handoff, chunk))
+        }
+        self._shipments.append(_Shipment(handoff=handoff, block_ids=block_ids, by_last_layer=by_last_layer))
+
+    def _size(self, handoff: OutgoingHandoff, chunk: Chunk) -> int:
+        """One layer each until both speeds are known."""
+        if self._layers_per_message:
+            return self._layers_per_message
+        if handoff.speed is None or not chunk.layer_s:
+            return 1
+        return layers_per_message(chunk, handoff.speed)
+
+    def written(self, layer: int) -> None:
+        """A layer's KV is in the cache: posts every message that it completes."""
+        for shipment in self._shipments:
+            blocks = shipment.by_last_layer.get(layer)
+            if blocks is not None:
+                shipment.handoff.post(blocks, shipment.block_ids)

@@ -1,0 +1,115 @@
+"""Links are measured when they are opened; a slow one is said, or refused; auto takes one that works."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from kv_transfer.auto import AutoTransport
+from kv_transfer.links import LinkTable
+from kv_transfer.loopback import ShmTransport
+from kv_transfer.probe import ProbeSink
+from kv_transfer.transport import Transport
+from kv_transfer.transports import make_transport
+from tandem.errors import LinkTooSlow, TransportError
+from tandem.types import WorkerId
+from tests.kv_transfer.peers import TIMEOUT_S, RecordingSink, make_header
+
+PEER = WorkerId("decode-0")
+IMPOSSIBLE_GBPS = 1e6
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Transport, Transport, RecordingSink]]:
+    source, destination = (ShmTransport(worker_id=WorkerId(name)) for name in ("source", "destination"))
+    sink = RecordingSink(destination.allocate(1000))
+    destination.serve(ProbeSink(sink, destination))
+    yield source, destination, sink
+    source.close()
+    destination.close()
+
+
+def test_a_link_is_measured_once_and_its_probe_is_nobodys_traffic(
+    ends: tuple[Transport, Transport, RecordingSink],
+) -> None:
+    source, destination, sink = ends
+
+    async def body() -> None:
+        links = LinkTable(source)
+        link, speed = await links.get(PEER, destination.address())
+        assert speed.bytes_per_s > 0
+        assert speed.latency_s > 0
+        assert await links.get(PEER, destination.address()) == (link, speed)
+        memory = source.allocate(1000)
+        link.send(make_header([memory]), [memory]).result(TIMEOUT_S)
+        [known] = links.links()
+        assert (known.stats().num_messages, known.stats().num_bytes) == (1, 1000)
+        assert not known.slow
+        links.close()
+
+    asyncio.run(body())
+    assert len(sink.placed) == 1
+
+
+def test_a_link_below_the_floor_is_used_and_said(
+    ends: tuple[Transport, Transport, RecordingSink], caplog: pytest.LogCaptureFixture
+) -> None:
+    source, destination, _ = ends
+
+    async def body() -> None:
+        links = LinkTable(source, min_gbps=IMPOSSIBLE_GBPS)
+        await links.get(PEER, destination.address())
+        assert [known.slow for known in links.links()] == [True]
+        links.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(body())
+    assert "slow link: shm (memfd) to decode-0" in caplog.text
+
+
+def test_a_link_below_the_floor_is_refused_when_strict(ends: tuple[Transport, Transport, RecordingSink]) -> None:
+    source, destination, _ = ends
+
+    async def body() -> None:
+        links = LinkTable(source, min_gbps=IMPOSSIBLE_GBPS, strict=True)
+        with pytest.raises(LinkTooSlow, match=r"transfer\.strict"):
+            await links.get(PEER, destination.address())
+        assert links.links() == []
+
+    asyncio.run(body())
+
+
+class Unreachable(ShmTransport):
+    """Serves, but nobody gets through to it."""
+
+    name = "ucx"
+
+    def connect(self, address: bytes) -> None:  # type: ignore[override]
+        raise TransportError("no route")
+
+
+def test_auto_goes_without_a_transport_that_does_not_reach_the_peer() -> None:
+    here, there = (
+        AutoTransport({"ucx": Unreachable(worker_id=name), "shm": make_transport("shm", worker_id=name)})
+        for name in (WorkerId("here"), WorkerId("there"))
+    )
+    try:
+        there.serve(RecordingSink(there.allocate(10)))
+        assert here.connect(there.address()).transport == "shm"
+    finally:
+        here.close()
+        there.close()
+
+
+def test_auto_says_why_no_transport_joins_two_workers() -> None:
+    here, there = (AutoTransport({"ucx": Unreachable(worker_id=WorkerId(name))}) for name in ("here", "there"))
+    try:
+        there.serve(RecordingSink(there.allocate(10)))
+        with pytest.raises(TransportError, match="ucx: no route"):
+            here.connect(there.address())
+    finally:
+        here.close()
+        there.close()

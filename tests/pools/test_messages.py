@@ -1,0 +1,124 @@
+"""What a handoff costs in operations, whatever the blocks look like, and what it leaves out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_transfer.transport import MessageHeader
+from tandem.config import TransportName
+from tandem.types import BlockId
+from tests.fakes import Fault
+from tests.hash_executor import SPEC, HashExecutor, expected
+from tests.pair import Pair, PairOptions, make_prompt, running_pair
+
+PROMPT = make_prompt(90)
+NUM_CHUNKS = 3
+CUTS: list[TransportName] = ["shm", "ucx", "collective", "auto"]
+
+
+class Seen:
+    """A policy without faults that remembers."""
+
+    def __init__(self) -> None:
+        self.headers: list[MessageHeader] = []
+
+    def __call__(self, header: MessageHeader, index: int) -> Fault:
+        self.headers.append(header)
+        return Fault.NONE
+
+
+def fragment(pair: Pair) -> Callable[[], None]:
+    """Takes every other block of both pools, so that no two free ones are neighbours; returns what gives them back."""
+    taken = []
+    for worker in (pair.prefill, pair.decode):
+        pool = worker.scheduler.pool
+        blocks = pool.allocate(pool.num_blocks)
+        assert blocks is not None
+        pool.release([b for b in blocks if b % 2])
+        taken.append((pool, [b for b in blocks if b % 2 == 0]))
+    return lambda: [pool.release(blocks) for pool, blocks in taken] and None
+
+
+def run(options: PairOptions, *, fragmented: bool) -> tuple[list[int], Any]:
+    async def body() -> tuple[list[int], Any]:
+        async with running_pair(Path("hash"), options) as pair:
+            give_back = fragment(pair) if fragmented else lambda: None
+            tokens = await pair.run(PROMPT, max_tokens=3)
+            [link] = pair.prefill.links.links()
+            counts = (link.stats(), pair.decode.receiver.arrived)
+            give_back()
+            return tokens, counts
+
+    return asyncio.run(body())
+
+
+@pytest.mark.parametrize("fragmented", [False, True])
+@pytest.mark.parametrize("layers_per_message", [1, 2, 3])
+@pytest.mark.parametrize("transport", CUTS)
+def test_operations_of_a_handoff_do_not_grow_with_fragmentation(
+    transport: TransportName, layers_per_message: int, fragmented: bool
+) -> None:
+    seen = Seen()
+    options = PairOptions(
+        transport=transport, faults=seen, layers_per_message=layers_per_message, make_executor=HashExecutor
+    )
+    tokens, (stats, arrived) = run(options, fragmented=fragmented)
+    num_messages = NUM_CHUNKS * -(-SPEC.num_layers // layers_per_message)
+    assert tokens == expected(PROMPT, 3)
+    assert len(seen.headers) == stats.num_messages == arrived.num_messages == num_messages
+    assert stats.num_gathers <= num_messages
+    assert arrived.num_scattered <= num_messages
+    if not fragmented and layers_per_message == 1:
+        assert stats.num_gathers == arrived.num_scattered == 0
+
+
+def test_the_measured_choice_sends_every_block_of_every_layer_once() -> None:
+    seen = Seen()
+    tokens, _ = run(PairOptions(faults=seen, layers_per_message=0, make_executor=HashExecutor), fragmented=False)
+    sent = [
+        (layer, block)
+        for header in seen.headers
+        for layer in range(header.layer, header.layer + header.num_layers)
+        for block in range(header.first_block, header.first_block + header.num_blocks)
+    ]
+    assert tokens == expected(PROMPT, 3)
+    assert sorted(sent) == [(layer, block) for layer in range(SPEC.num_layers) for block in range(12)]
+
+
+@pytest.mark.parametrize("num_held", [0, 1, 5, 11, 12])
+def test_blocks_that_the_decode_worker_holds_are_not_sent(num_held: int) -> None:
+    seen = Seen()
+
+    async def body() -> list[int]:
+        options = PairOptions(faults=seen, make_executor=HashExecutor)
+        async with running_pair(Path("hash"), options) as pair:
+            hold(pair, num_held)
+            return await pair.run(PROMPT, max_tokens=3)
+
+    assert asyncio.run(body()) == expected(PROMPT, 3)
+    assert sum(header.num_blocks for header in seen.headers) == SPEC.num_layers * (12 - num_held)
+    assert all(header.first_block >= num_held for header in seen.headers)
+
+
+def hold(pair: Pair, num_held: int) -> None:
+    """As if a prefix store had filled the first blocks: the KV is there before the ticket says so."""
+    take = pair.decode._take
+
+    def taken(offer: Any) -> Any:
+        incoming = take(offer)
+        reserved = incoming.reserved
+
+        def with_hits(block_ids: tuple[BlockId, ...]) -> None:
+            prompt = tuple(PROMPT)
+            pair.decode_executor._inner.write_prompt(prompt[: num_held * 8], block_ids)  # type: ignore[attr-defined]
+            reserved(block_ids, first_block=num_held)
+
+        incoming.reserved = with_hits
+        return incoming
+
+    pair.decode._take = taken  # type: ignore[method-assign]
