@@ -34,8 +34,6 @@ from tandem.registry import Registry, WorkerRecord
 from tandem.tasks import cancel_all, raise_if_cancelled
 from tandem.types import WorkerId
 
-_LEAVE_MARGIN_S = 30.0
-"""Time, beyond the drain, for successors of this node's workers to become ready elsewhere."""
 _POLL_S = 0.5
 
 
@@ -156,7 +154,7 @@ class Member:
         """Has the controller move this node's workers; raises ClusterError when some were cut off."""
         left: list[WorkerId] = []
         try:
-            async with asyncio.timeout(self._config.drain_timeout_s + _LEAVE_MARGIN_S):
+            async with asyncio.timeout(self._config.drain_timeout_s + self._config.replacement_timeout_s):
                 await self._close_node()
                 await self._move_workers(left)
         except TimeoutError:

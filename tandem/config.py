@@ -245,13 +245,17 @@ class ClusterConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     drain_timeout_s: float = 30.0
     """Longest that a shutdown waits for running requests."""
+    replacement_timeout_s: float = 30.0
+    """Longest that a node which leaves waits, beyond `drain_timeout_s`, until its workers are replaced elsewhere: as
+    long as a worker takes to load its model. What has no successor then is cut off."""
     pin_cores: bool = True
     """Pin each worker to cores of its own when there are enough."""
     controller_metrics_port: int = 0
     """Where the controller serves /metrics; 0 takes a free port."""
 
     def __post_init__(self) -> None:
-        _require(self.drain_timeout_s >= 0, "drain_timeout_s", self.drain_timeout_s, "0 or more")
+        for name in ("drain_timeout_s", "replacement_timeout_s"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name, num_blocks in (("prefill", self.prefill.num_blocks), ("decode", self.decode.num_blocks)):
             needed = -(-self.model.max_context_tokens // self.model.block_size)
             bound = f"{needed} or more, to hold model.max_context_tokens"

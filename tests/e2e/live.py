@@ -129,7 +129,12 @@ async def generate(
 
 async def cluster_status(cluster: LiveCluster) -> inference_pb2.ClusterStatus:
     """What the router says of the cluster now."""
-    async with open_channel(cluster.grpc) as channel:
+    return await cluster_status_at(cluster.grpc)
+
+
+async def cluster_status_at(endpoint: str) -> inference_pb2.ClusterStatus:
+    """The same, of the router at host:port."""
+    async with open_channel(endpoint) as channel:
         return await inference_pb2_grpc.AdminStub(channel).GetClusterStatus(inference_pb2.GetClusterStatusRequest())
 
 

@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "tandem"
 PRESETS = sorted(path.stem for path in (CHART / "presets").glob("*.yaml"))
-FIXED: dict[str, Any] = {"valkey": {"password": "golden"}}
+FIXED: dict[str, Any] = {"valkey": {"password": "golden"}, "auth": {"clusterKey": "0123456789abcdef" * 4}}
 """What would else be drawn at random."""
 
 Object = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.member import _LEAVE_MARGIN_S
+from tandem.config import ClusterConfig
 from tests.helm.chart import Object, config, find, kinds, pods, preset, render, worker_pod
 
 POOL = {"topology": {"mode": "pool"}}
@@ -18,10 +18,13 @@ def grace(pod: Object) -> int:
     return seconds
 
 
-@pytest.mark.parametrize(("drain", "lease"), [(30, 10), (120, 20), (7.5, 0.5), (0, 10)])
-def test_a_worker_s_grace_covers_drain_lease_and_successors(drain: float, lease: float) -> None:
-    values = {"config": {"drain_timeout_s": drain, "transfer": {"lease_s": lease}}}
-    needed = drain + lease + _LEAVE_MARGIN_S
+@pytest.mark.parametrize(
+    ("drain", "lease", "replacement"), [(30, 10, 30), (120, 20, 900), (7.5, 0.5, 30), (0, 10, 0)]
+)
+def test_a_worker_s_grace_covers_drain_lease_and_successors(drain: float, lease: float, replacement: float) -> None:
+    timeouts = {"drain_timeout_s": drain, "replacement_timeout_s": replacement}
+    values = {"config": {**timeouts, "transfer": {"lease_s": lease}}}
+    needed = drain + lease + replacement
     for extra in ({}, RAY):
         pod = worker_pod(render(POOL, values, extra), "decode")
         assert needed < grace(pod) < needed + 20
@@ -32,7 +35,7 @@ def test_the_operator_s_workers_drain_before_ray_is_stopped_and_are_left_time_fo
     command = pod["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
     timeout = int(command.rpartition("--timeout ")[2])
     assert command.startswith("exec tandem drain-node ")
-    assert 60 + 10 + _LEAVE_MARGIN_S <= timeout < grace(pod)
+    assert 60 + 10 + ClusterConfig().replacement_timeout_s <= timeout < grace(pod)
 
 
 def test_without_the_operator_the_node_drains_itself() -> None:

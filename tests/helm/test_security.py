@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Any
 
@@ -120,3 +121,21 @@ def test_each_kind_of_pod_has_its_account_or_all_the_given_one(values: dict[str,
 def test_pull_secrets_reach_every_pod() -> None:
     for where, pod in pods(render({"image": {"pullSecrets": ["registry"]}})):
         assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}], where
+
+
+def test_every_process_gets_the_clusters_key_and_it_is_in_no_config_map() -> None:
+    for extra in ({}, {"kuberay": {"enabled": True}}):
+        objects = render(extra, {"auth": {"clusterKey": "ab" * 32}})
+        held = [secret for secret in kinds(objects, "Secret") if secret["metadata"]["name"].endswith("cluster-key")]
+        assert [base64.b64decode(secret["data"]["key"]).decode() for secret in held] == ["ab" * 32]
+        assert "ab" * 32 not in str(kinds(objects, "ConfigMap"))
+        for _, pod in pods(objects):
+            main = pod["spec"]["containers"][0]
+            has_key = any(entry["name"] == "TANDEM_CLUSTER_KEY" for entry in main.get("env", ()))
+            assert has_key == (main["name"] not in ("valkey", "test-connection"))
+
+
+def test_a_given_cluster_key_is_used_and_none_is_made() -> None:
+    objects = render({"auth": {"clusterKeySecret": {"name": "mine", "key": "hex"}}})
+    assert not [secret for secret in kinds(objects, "Secret") if secret["metadata"]["name"].endswith("cluster-key")]
+    assert "'secretKeyRef': {'name': 'mine', 'key': 'hex'}" in str(objects)

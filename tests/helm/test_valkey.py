@@ -155,9 +155,10 @@ def test_its_data_lie_on_a_volume_of_their_own(enabled: bool) -> None:
 
 
 def test_a_given_secret_is_used_and_none_is_made() -> None:
-    objects = render({"valkey": {"passwordSecret": {"name": "mine", "key": "pw"}}})
+    own = {"clusterKeySecret": {"name": "key", "key": "hex"}}
+    objects = render({"valkey": {"passwordSecret": {"name": "mine", "key": "pw"}}, "auth": own})
     assert not kinds(objects, "Secret")
-    assert references(objects) == {("mine", "pw")}
+    assert references(objects) == {("mine", "pw"), ("key", "hex")}
 
 
 def references(objects: list[Object]) -> set[tuple[str, str]]:

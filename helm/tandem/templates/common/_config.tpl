@@ -8,6 +8,10 @@
 {{- ternary .Values.config.drain_timeout_s 30 (hasKey .Values.config "drain_timeout_s") -}}
 {{- end -}}
 
+{{- define "tandem.replacementSeconds" -}}
+{{- ternary .Values.config.replacement_timeout_s 30 (hasKey .Values.config "replacement_timeout_s") -}}
+{{- end -}}
+
 {{- define "tandem.leaseSeconds" -}}
 {{- dig "transfer" "lease_s" 10 .Values.config -}}
 {{- end -}}

@@ -2,7 +2,7 @@
 
 {{/* Seconds in which a node has its workers moved: the drain, and successors that become ready elsewhere. */}}
 {{- define "tandem.leaveSeconds" -}}
-{{- addf (include "tandem.drainSeconds" . | float64) (include "tandem.leaseSeconds" . | float64) 30 | ceil | int -}}
+{{- addf (include "tandem.drainSeconds" . | float64) (include "tandem.leaseSeconds" . | float64) (include "tandem.replacementSeconds" . | float64) | ceil | int -}}
 {{- end -}}
 
 {{- define "tandem.workerGrace" -}}

@@ -8,6 +8,16 @@
 {{- else if and $found (hasKey (default dict $found.data) .key) -}}
 {{- index $found.data .key -}}
 {{- else -}}
-{{- randAlphaNum 40 | b64enc -}}
+{{- randAlphaNum 64 | sha256sum | b64enc -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The key by which routers, heads and workers know one another. */}}
+{{- define "tandem.clusterKeyEnv" -}}
+{{- $given := .Values.auth.clusterKeySecret -}}
+- name: TANDEM_CLUSTER_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ default (printf "%s-cluster-key" (include "tandem.fullname" .)) $given.name }}
+      key: {{ ternary $given.key "key" (ne $given.name "") }}
 {{- end -}}

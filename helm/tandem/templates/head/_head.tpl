@@ -89,6 +89,7 @@ spec:
 {{- define "tandem.headEnv" -}}
 {{ include "tandem.podIpEnv" . }}
 {{ include "tandem.redisEnv" . }}
+{{ include "tandem.clusterKeyEnv" . }}
 {{- include "tandem.rayEnv" . }}
 {{- with .Values.head.extraEnv }}
 {{ toYaml . }}

@@ -73,6 +73,7 @@ env:
     valueFrom:
       fieldRef: {fieldPath: spec.nodeName}
   {{- include "tandem.redisEnv" $root | nindent 2 }}
+  {{- include "tandem.clusterKeyEnv" $root | nindent 2 }}
   {{- with include "tandem.modelEnv" $root }}{{- . | trim | nindent 2 }}{{- end }}
   {{- with include "tandem.rayEnv" $root }}{{- . | trim | nindent 2 }}{{- end }}
   {{- if $root.Values.rdma.enabled }}
