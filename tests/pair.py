@@ -44,7 +44,7 @@ from tandem.rpc.server import RpcServer, start_server
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
 from tandem.secret import ClusterKey
-from tandem.types import Epoch, HandoffId, Request, RequestId, Role, SamplingParams, WorkerId
+from tandem.types import Epoch, HandoffId, Request, RequestId, Role, SamplingParams, TokenStep, WorkerId
 from tandem.worker.build import worker_facts
 from tandem.worker.host import WorkerFacts
 from tests.engine_driver import EngineDriver
@@ -126,7 +126,7 @@ class Pair:
         """A request from its start to its last token. Raises TandemError."""
         dispatch = self.dispatch(prompt, **fields)
         try:
-            return [step.token_id async for step in dispatch]
+            return [step.token_id async for step in dispatch if isinstance(step, TokenStep)]
         finally:
             await dispatch.finish()
 
