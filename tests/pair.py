@@ -295,7 +295,8 @@ def make_live_request(prompt: Sequence[int], *, timeout_s: float = 30.0, **sampl
 
 
 @cache
-def _driver(model: Path, dtype: Dtype) -> EngineDriver:
+def driver_of(model: Path, dtype: Dtype = "float32") -> EngineDriver:
+    """One engine that prefills and decodes, alone."""
     executor = load(model, 256, dtype, lambda num_bytes: torch.full((num_bytes,), 0xFF, dtype=torch.uint8))
     return EngineDriver(executor, max_sequences=1, chunk_tokens=CHUNK_TOKENS)
 
@@ -303,7 +304,7 @@ def _driver(model: Path, dtype: Dtype) -> EngineDriver:
 def monolithic(model: Path, prompt: Sequence[int], *, dtype: Dtype = "float32", **sampling: Any) -> list[int]:
     """What one engine that prefills and decodes gives for a request alone."""
     params: SamplingParams = make_sampling(**sampling)
-    return _driver(model, dtype).run([prompt], params)[0]
+    return driver_of(model, dtype).run([prompt], params)[0]
 
 
 async def until(
