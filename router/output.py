@@ -81,10 +81,13 @@ class OutputBuffer:
         return self._take()
 
     def _take(self) -> OutputDelta:
-        """Of the choice that waits longest."""
+        """Of the choice that waits longest. The very last step stays behind what waits of other choices."""
         choice = self._deltas[0].choice
+        others = [delta for delta in self._deltas if delta.choice != choice]
         first, *rest = (delta for delta in self._deltas if delta.choice == choice)
-        self._deltas = [delta for delta in self._deltas if delta.choice != choice]
+        if others and rest and rest[-1].usage is not None:
+            others.append(rest.pop())
+        self._deltas = others
         for delta in rest:
             first = first.then(delta)
         self._num_tokens -= len(first.token_ids)

@@ -282,7 +282,9 @@ def make_prompt(num_tokens: int, seed: int = 0) -> list[int]:
     return [drawn.randrange(256) for _ in range(num_tokens)]
 
 
-def make_live_request(prompt: Sequence[int], *, timeout_s: float = 30.0, **sampling: Any) -> Request:
+def make_live_request(
+    prompt: Sequence[int], *, timeout_s: float = 30.0, num_choices: int = 1, **sampling: Any
+) -> Request:
     """Greedy, four tokens, on this process's clock."""
     now = time.monotonic()
     return Request(
@@ -291,6 +293,7 @@ def make_live_request(prompt: Sequence[int], *, timeout_s: float = 30.0, **sampl
         sampling=make_sampling(**sampling),
         arrival_s=now,
         deadline_s=now + timeout_s,
+        num_choices=num_choices,
     )
 
 
