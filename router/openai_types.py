@@ -317,7 +317,7 @@ def _first_error(error: ValidationError) -> InvalidRequest:
 
 def _is_union_branch(part: str | int) -> bool:
     """pydantic names the tried member of a union in the path; no field has such a name."""
-    return isinstance(part, str) and (part in ("str", "int") or "[" in part)
+    return isinstance(part, str) and (part in ("str", "int", NamedTool.__name__) or "[" in part)
 
 
 def _dotted(path: Sequence[str | int]) -> str:

@@ -2,7 +2,7 @@
 
 xgrammar, torch and the tokenizer are read when the first grammar comes: together they take seconds, the router needs
 no torch, and most workers see no grammar.
-Compiling happens on a thread of its own; see `GrammarCompiler.compile`.
+Compiling happens on threads of its own, without Python's lock; see `GrammarCompiler.compile`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ CACHE_BYTES = 256 << 20
 """Compiled grammars kept for reuse."""
 MAX_GRAMMAR_CHARS = 200_000
 _PARAM = "grammar"
+_NUM_THREADS = 2
+"""So that one grammar which takes a minute does not hold up all others."""
 
 
 class TokenMatcher:
@@ -40,7 +42,7 @@ class TokenMatcher:
         return bool(self._matcher.accept_token(token_id))
 
     def fill(self, bitmask: torch.Tensor, row: int) -> None:
-        """Writes which tokens are allowed next into a row of `[rows, ceil(vocab / 32)]` int32."""
+        """Writes which tokens are allowed next into a row of `[rows, ceil(vocab / 32)]` int32, lowest bit first."""
         self._matcher.fill_next_token_bitmask(bitmask, row)
 
 
@@ -73,26 +75,26 @@ class GrammarCompiler:
         self._eos_token_ids = list(eos_token_ids)
         self._lock = threading.Lock()
         self._compiler: xgrammar.GrammarCompiler | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(max_workers=_NUM_THREADS, thread_name_prefix="grammar")
 
     async def compile(self, grammar: Grammar | None) -> CompiledGrammar | None:
-        """`compile_now` on the compiler's thread, one grammar after another; None for None."""
+        """`compile_now` on one of the compiler's threads; None for None."""
         if grammar is None:
             return None
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self.compile_now, grammar)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.compile_now, grammar)
 
     def compile_now(self, grammar: Grammar) -> CompiledGrammar:
         """Takes milliseconds to seconds for a new one. Raises InvalidRequest for one that cannot be compiled."""
         with self._lock:
-            self._compiler = self._compiler or self._load()
-            try:
-                return CompiledGrammar(_compile(self._compiler, grammar), self._eos_token_ids)
-            except (RuntimeError, ValueError) as exc:
-                raise _invalid(exc, _PARAM) from exc
+            compiler = self._compiler = self._compiler or self._load()
+        try:
+            return CompiledGrammar(_compile(compiler, grammar), self._eos_token_ids)
+        except (RuntimeError, ValueError) as exc:
+            raise _invalid(exc, _PARAM) from exc
 
     def close(self) -> None:
-        """Ends its thread after what is being compiled; not waited for, because that may take long."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Ends its threads after what is being compiled; not waited for, because that may take long."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _load(self) -> xgrammar.GrammarCompiler:
         import xgrammar
