@@ -30,7 +30,7 @@ from tandem.errors import (
     WorkerUnavailable,
 )
 from tandem.kv.block_pool import BlockPool
-from tandem.model.choice import Choice, check_token_ids, make_choices
+from tandem.model.choice import Choice, check_token_ids, dead_end, make_choices
 from tandem.model.executor import Executor, SequenceSlice
 from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import DecodeMetrics
@@ -353,7 +353,7 @@ class DecodeWorker:
         tokens = [output.tokens[0] if output.tokens else _NO_TOKEN for output in outputs]
         for step, choice, token in zip(plan.steps, choices, tokens, strict=True):
             if choice is not None and not choice.append(token.token_id):
-                self._soon(self.abort, step.request.request_id, _dead_end())
+                self._soon(self.abort, step.request.request_id, dead_end())
         return tokens
 
     def _choice_of(self, step: DecodeStep) -> Choice | None:
@@ -369,10 +369,6 @@ class DecodeWorker:
 
 _NO_TOKEN = SampledToken(token_id=0)
 """Of a step that nobody waits for."""
-
-
-def _dead_end() -> InvalidRequest:
-    return InvalidRequest("the grammar allows no token at all", param="grammar")
 
 
 def _slice_of(step: DecodeStep, choice: Choice | None) -> SequenceSlice:

@@ -20,24 +20,17 @@ from kv_transfer.sizing import Chunk as SizedChunk
 from kv_transfer.source import SourceHandoff
 from kv_transfer.ticket import Claims
 from kv_transfer.transport import Transport
-from prefill_pool.batch import slice_of
+from prefill_pool.batch import scores_event, slice_of
 from prefill_pool.scheduler import Chunk, FirstOutput, PrefillPlan, PrefillScheduler
 from prefill_pool.timings import prefill_timings
-from tandem.errors import (
-    ContextLengthExceeded,
-    DeadlineExceeded,
-    DuplicateRequest,
-    InvalidRequest,
-    TandemError,
-    WorkerUnavailable,
-)
+from tandem.errors import ContextLengthExceeded, DeadlineExceeded, DuplicateRequest, TandemError, WorkerUnavailable
 from tandem.kv.block_pool import BlockPool
-from tandem.model.choice import Choice, check_token_ids, make_choices
+from tandem.model.choice import Choice, check_token_ids, dead_end, make_choices
 from tandem.model.executor import Executor, SliceOutput
 from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import PrefillMetrics
 from tandem.rpc.channels import Channels
-from tandem.rpc.convert import first_token_to_proto, logprobs_to_proto
+from tandem.rpc.convert import first_token_to_proto
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tandem.secret import ClusterKey
 from tandem.types import Epoch, HandoffId, Request, RequestId, SampledToken, TokenLogprobs, WorkerId
@@ -325,8 +318,7 @@ class PrefillWorker:
 
     def _on_scores(self, job: Job, scores: tuple[TokenLogprobs, ...]) -> None:
         if not job.failed:
-            message = worker_pb2.PromptLogprobs(tokens=[logprobs_to_proto(entry) for entry in scores])
-            job.events.put_nowait(worker_pb2.PrefillEvent(prompt_logprobs=message))
+            job.events.put_nowait(scores_event(scores))
 
     def _soon(self, function: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
@@ -389,7 +381,7 @@ class PrefillWorker:
             self._soon(self._on_scores, job, output.scores)
         for choice, token in zip(job.choices, output.tokens, strict=False):
             if not choice.append(token.token_id):
-                self._soon(self.fail, job, InvalidRequest("the grammar allows no token at all", param="grammar"))
+                self._soon(self.fail, job, dead_end())
 
     def _blocks_after(self, chunk: Chunk) -> int:
         """Blocks whose KV is complete after this chunk; the last one of the prompt may be partly filled."""

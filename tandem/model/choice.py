@@ -76,6 +76,11 @@ def _histories(request: Request) -> Sequence[TokenHistory | None]:
     return [first, *(first.copy() for _ in range(request.num_choices - 1))]
 
 
+def dead_end() -> InvalidRequest:
+    """What a choice ends with whose `append` said that no token was allowed."""
+    return InvalidRequest("the grammar allows no token of the model's vocabulary", param="grammar")
+
+
 def check_token_ids(sampling: SamplingParams, vocab_size: int) -> None:
     """Raises InvalidRequest for a bias or stop token outside the vocabulary, which would be written past the row."""
     biased = [token_id for token_id, _ in sampling.logit_bias]
