@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.report import finish
 from tandem.kv.cache import KvCache
+from tandem.model.choice import Choice
 from tandem.model.executor import SequenceSlice
 from tandem.model.files import DEFAULT_MODEL, resolve_model
 from tandem.model.loader import load_spec, load_weights
@@ -63,7 +64,12 @@ class Engine:
         self._blocks_each = self.layout.num_blocks_for(max(CONTEXT_TOKENS + 1, *PROMPTS))
         num_blocks = max(BATCHES) * self.layout.num_blocks_for(CONTEXT_TOKENS + 1) + self._blocks_each
         slab = torch.zeros(self.layout.slab_bytes(num_blocks), dtype=torch.uint8)
-        self.executor = TorchExecutor(self.spec, self.weights, KvCache(self.layout, num_blocks, slab))
+        self.executor = TorchExecutor(
+            self.spec,
+            self.weights,
+            KvCache(self.layout, num_blocks, slab),
+            tokenizer_file=files.tokenizer_dir / "tokenizer.json",
+        )
         self.shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
 
     def prefill(self, num_tokens: int) -> None:
@@ -71,9 +77,9 @@ class Engine:
         blocks = [BlockId(i) for i in self.shuffled[: self._blocks_each]]
         for start in range(0, num_tokens, CHUNK_TOKENS):
             ids = [(7 * i) % self.spec.vocab_size for i in range(start, min(num_tokens, start + CHUNK_TOKENS))]
-            sampling = _GREEDY if start + CHUNK_TOKENS >= num_tokens else None
+            choices = [Choice(_GREEDY)] if start + CHUNK_TOKENS >= num_tokens else []
             self.executor.execute(
-                [SequenceSlice(token_ids=ids, num_computed=start, block_ids=blocks, sampling=sampling)]
+                [SequenceSlice(token_ids=ids, num_computed=start, block_ids=blocks, choices=choices)]
             )
 
     def decode(self, num_sequences: int) -> None:
@@ -85,7 +91,7 @@ class Engine:
                     token_ids=[i],
                     num_computed=CONTEXT_TOKENS,
                     block_ids=self.shuffled[i * count : (i + 1) * count],
-                    sampling=_GREEDY,
+                    choices=[Choice(_GREEDY)],
                 )
                 for i in range(num_sequences)
             ]

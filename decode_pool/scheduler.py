@@ -1,50 +1,37 @@
-"""Continuous batching for decode: which sequences hold blocks, and which take part in the next iteration. Pure.
+"""Continuous batching for decode: which requests hold blocks, and which choices take part in the next iteration. Pure.
 
-A sequence passes OFFERED (waits for blocks, first come, first served) > RESERVED (holds the blocks of its prompt and of
-the first part of its output; its KV is moving in) > READY (delivered) > RUNNING. Running sequences grow by a few blocks
-at a time. Every grant, to an offer or to a running sequence, keeps the pool in a safe state (`safety.py`), so that all
+A request passes OFFERED (waits for blocks, first come, first served) > RESERVED (holds the blocks of its prompt and of
+the first part of its outputs; its KV is moving in) > DELIVERED: each of its choices is a sequence, which joins the
+batch when there is room and then runs. Running sequences grow by a few blocks at a time.
+Every grant, to an offer or for a running sequence, keeps the pool in a safe state (`safety.py`), so that all
 can finish whatever length their outputs take: nothing is preempted, dropped or deadlocked. Where a grant would not be
 safe, an offer waits in the queue and a running sequence skips iterations until others give blocks back.
-Sequences join and leave at every iteration.
+Sequences join and leave at every iteration. How choices share blocks is `group.py`'s.
 
 Shape shared with the prefill pool and the simulator: add / schedule / commit / abort / check_invariants.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
 
-from decode_pool.safety import Claim, is_safe
+from decode_pool.group import BlockCopy, DecodeGroup, DecodeSequence, Phase, most_blocks
+from decode_pool.safety import is_safe
 from tandem.kv.block_pool import BlockPool
-from tandem.types import BlockId, FinishReason, Request, RequestId
+from tandem.types import BlockId, Request, RequestId, SampledToken, TokenStep
 
-
-class Phase(IntEnum):
-    """How far a sequence has come."""
-
-    OFFERED = 0
-    RESERVED = 1
-    READY = 2
-    RUNNING = 3
-
-
-@dataclass(kw_only=True, slots=True)
-class DecodeSequence:
-    """A request being decoded."""
-
-    request: Request
-    phase: Phase = Phase.OFFERED
-    block_ids: tuple[BlockId, ...] = ()
-    output: list[int] = field(default_factory=list)
+Key = tuple[RequestId, int]
+"""A choice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeStep:
-    """One token of one sequence: `token_id` is at context position `num_computed`, its successor is sampled."""
+    """One token of one choice: `token_id` is at context position `num_computed`, its successor is sampled."""
 
     request: Request
+    choice: int
     token_id: int
     num_computed: int
     output_position: int
@@ -53,20 +40,20 @@ class DecodeStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodePlan:
-    """One iteration. `admitted` are in it for the first time."""
+    """One iteration: `copies` first, then `steps`. `admitted` are requests in it for the first time."""
 
     steps: tuple[DecodeStep, ...]
     admitted: tuple[RequestId, ...]
+    copies: tuple[BlockCopy, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeOutput:
-    """One output token; with a finish reason the sequence is over and its blocks are free."""
+    """One output token. With `is_last` the request has no other choice left, and its blocks are free."""
 
     request_id: RequestId
-    position: int
-    token_id: int
-    finish_reason: FinishReason | None
+    step: TokenStep
+    is_last: bool
 
 
 class DecodeScheduler:
@@ -79,25 +66,27 @@ class DecodeScheduler:
         self._block_size = block_size
         self._growth_blocks = max(1, growth_tokens // block_size)
         self._max_batch_sequences = max_batch_sequences
-        self._sequences: dict[RequestId, DecodeSequence] = {}
-        self._executing: frozenset[RequestId] = frozenset()
+        self._groups: dict[RequestId, DecodeGroup] = {}
+        self._executing: frozenset[Key] = frozenset()
+        """Choices whose blocks the running iteration reads or writes."""
+        self._ended: set[Key] = set()
         self._released: set[RequestId] = set()
-        """Released while the batch with them in it runs: freed at commit."""
+        """Ended or released while the batch with them in it runs: freed at commit."""
 
     @property
     def num_running(self) -> int:
-        """Sequences in the batch or about to join it."""
-        return sum(s.phase >= Phase.READY for s in self._sequences.values())
+        """Choices in the batch or about to join it."""
+        return sum(len(g.sequences) for g in self._groups.values())
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for blocks or for their KV."""
-        return sum(s.phase < Phase.READY for s in self._sequences.values())
+        """Requests that wait for blocks or for their KV."""
+        return sum(g.phase < Phase.DELIVERED for g in self._groups.values())
 
     @property
     def num_unreserved(self) -> int:
-        """Sequences that wait for blocks."""
-        return sum(s.phase is Phase.OFFERED for s in self._sequences.values())
+        """Requests that wait for blocks."""
+        return sum(g.phase is Phase.OFFERED for g in self._groups.values())
 
     @property
     def is_idle(self) -> bool:
@@ -105,149 +94,201 @@ class DecodeScheduler:
         return not self.num_running
 
     def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self._sequences
+        return request_id in self._groups
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self._groups)
 
     def num_blocks_for(self, request: Request) -> int:
-        """Most blocks that prompt and output can need: the last output token's own KV is never written."""
-        return -(-(len(request.prompt_token_ids) + request.sampling.max_tokens - 1) // self._block_size)
+        """Most blocks that prompt and outputs can need."""
+        return most_blocks(request, self._block_size, num_choices=request.num_choices)
 
-    def _num_first_blocks(self, request: Request) -> int:
-        """Blocks reserved before a byte moves: the prompt, and room for the output to begin."""
-        num_prompt_blocks = -(-len(request.prompt_token_ids) // self._block_size)
-        return min(self.num_blocks_for(request), num_prompt_blocks + self._growth_blocks)
+    def _num_first_blocks(self, group: DecodeGroup) -> int:
+        """Blocks reserved before a byte moves: the prompt, and room for each output to begin."""
+        is_partly_filled = len(group.request.prompt_token_ids) % self._block_size != 0
+        num_choices = group.request.num_choices
+        num_copies = num_choices - 1 if is_partly_filled else 0
+        return min(group.num_most, group.num_prompt_blocks + num_copies + num_choices * self._growth_blocks)
 
-    def _grant(self, sequence: DecodeSequence, num_blocks: int) -> bool:
-        """Gives a sequence `num_blocks` more if all can still finish then."""
+    def _grant(self, group: DecodeGroup, num_blocks: int) -> bool:
+        """Gives a group `num_blocks` more if all can still finish then."""
         if not self.pool.can_allocate(num_blocks):
             return False
-        claims = [self._claim(s) for s in self._sequences.values() if s.block_ids and s is not sequence]
-        most = self.num_blocks_for(sequence.request)
-        claims.append(Claim(num_held=len(sequence.block_ids) + num_blocks, num_most=most))
+        group.num_held += num_blocks
+        claims = [g.claim for g in self._groups.values() if g.num_held]
+        group.num_held -= num_blocks
         if not is_safe(claims, self.pool.num_free - num_blocks):
             return False
         blocks = self.pool.allocate(num_blocks)
         assert blocks is not None
-        sequence.block_ids += blocks
+        group.take(blocks)
         return True
-
-    def _claim(self, sequence: DecodeSequence) -> Claim:
-        return Claim(num_held=len(sequence.block_ids), num_most=self.num_blocks_for(sequence.request))
 
     def add(self, request: Request) -> None:
         """Queues a handoff offer. The caller has checked that it can ever fit."""
-        assert request.request_id not in self._sequences
+        assert request.request_id not in self._groups
         assert self.num_blocks_for(request) <= self.pool.num_blocks
-        self._sequences[request.request_id] = DecodeSequence(request=request)
+        self._groups[request.request_id] = DecodeGroup(request=request, block_size=self._block_size)
 
     def reserve(self) -> tuple[RequestId, ...]:
         """Reserves blocks for the oldest offers while there are enough; returns those that now hold them."""
         reserved = []
-        for request_id, sequence in self._sequences.items():
-            if sequence.phase is not Phase.OFFERED:
+        for request_id, group in self._groups.items():
+            if group.phase is not Phase.OFFERED:
                 continue
-            if not self._grant(sequence, self._num_first_blocks(sequence.request)):
+            if not self._grant(group, self._num_first_blocks(group)):
                 break
-            sequence.phase = Phase.RESERVED
+            group.reserved()
             reserved.append(request_id)
         return tuple(reserved)
 
     def block_ids(self, request_id: RequestId) -> tuple[BlockId, ...]:
-        """The block table of a sequence that holds blocks."""
-        return self._sequences[request_id].block_ids
+        """The blocks that a reserved request's prompt moves into."""
+        return self._groups[request_id].prompt_blocks
 
-    def deliver(self, request_id: RequestId, first_token_id: int) -> None:
-        """Prompt KV and first token are here: the sequence joins at the next iteration. It must hold blocks."""
-        sequence = self._sequences[request_id]
-        assert sequence.phase is Phase.RESERVED
-        sequence.output.append(first_token_id)
-        sequence.phase = Phase.READY
+    def deliver(self, request_id: RequestId, first: tuple[TokenStep, ...]) -> None:
+        """Prompt KV and each choice's first token are here: those that go on join at the next iteration.
+
+        The request must be reserved, and at least one choice must go on.
+        """
+        group = self._groups[request_id]
+        assert group.phase is Phase.RESERVED
+        group.deliver(first, self.pool)
 
     def schedule(self) -> DecodePlan:
-        """The next batch: what runs and has room for a token, then ready sequences in order. May be empty."""
+        """The next batch: what runs and has room for a token, then ready choices in order. May be empty."""
         assert not self._executing, "the last plan has not been committed"
-        running = [s for s in self._sequences.values() if s.phase is Phase.RUNNING]
-        ready = [s for s in self._sequences.values() if s.phase is Phase.READY]
+        sequences = [(group, s) for group in self._groups.values() for s in group.sequences.values()]
+        running = [(group, s) for group, s in sequences if s.is_running]
+        ready = [(group, s) for group, s in sequences if not s.is_running]
         admitted = ready[: max(0, self._max_batch_sequences - len(running))]
-        for sequence in admitted:
-            sequence.phase = Phase.RUNNING
-        steps = tuple(self._step(sequence) for sequence in [*running, *admitted] if self._has_room(sequence))
-        self._executing = frozenset(step.request.request_id for step in steps)
-        return DecodePlan(steps=steps, admitted=tuple(s.request.request_id for s in admitted))
+        newcomers = dict.fromkeys(
+            g.request.request_id for g, _ in admitted if not any(s.is_running for s in g.sequences.values())
+        )
+        for _, sequence in admitted:
+            sequence.is_running = True
+        steps, copies, copying = [], [], set()
+        for group, sequence in [*running, *admitted]:
+            if not self._may_write(group, sequence):
+                continue
+            if (copy := group.give_room(sequence, self.pool)) is not None:
+                copies.append(copy)
+                copying.add(group.request.request_id)
+            steps.append(self._step(group, sequence))
+        self._executing = frozenset(
+            (request_id, choice)
+            for request_id, group in self._groups.items()
+            for choice in group.sequences
+            if request_id in copying
+        ) | frozenset((step.request.request_id, step.choice) for step in steps)
+        return DecodePlan(steps=tuple(steps), admitted=tuple(newcomers), copies=tuple(copies))
 
-    def _has_room(self, sequence: DecodeSequence) -> bool:
-        """Whether the newest token's KV has a block, growing the sequence if need be and if that is safe."""
-        num_tokens = len(sequence.request.prompt_token_ids) + len(sequence.output)
-        if num_tokens <= len(sequence.block_ids) * self._block_size:
+    def _may_write(self, group: DecodeGroup, sequence: DecodeSequence) -> bool:
+        """Whether there is a block for the newest token's KV, growing the group if need be and if that is safe."""
+        if group.spare or not group.needs_block(sequence, self.pool):
             return True
-        left = self.num_blocks_for(sequence.request) - len(sequence.block_ids)
-        return self._grant(sequence, min(left, self._growth_blocks)) or self._grant(sequence, 1)
+        left = group.num_most - group.num_held
+        return self._grant(group, min(left, self._growth_blocks)) or self._grant(group, 1)
 
-    def _step(self, sequence: DecodeSequence) -> DecodeStep:
+    def _step(self, group: DecodeGroup, sequence: DecodeSequence) -> DecodeStep:
         num_output = len(sequence.output)
         return DecodeStep(
-            request=sequence.request,
+            request=group.request,
+            choice=sequence.choice,
             token_id=sequence.output[-1],
-            num_computed=len(sequence.request.prompt_token_ids) + num_output - 1,
+            num_computed=len(group.request.prompt_token_ids) + num_output - 1,
             output_position=num_output,
             block_ids=sequence.block_ids,
         )
 
-    def commit(self, plan: DecodePlan, tokens: Sequence[int]) -> tuple[DecodeOutput, ...]:
-        """Books an executed plan. Finished sequences leave, and so do those released meanwhile, without output."""
+    def commit(self, plan: DecodePlan, tokens: Sequence[SampledToken]) -> tuple[DecodeOutput, ...]:
+        """Books an executed plan. Finished choices leave, and so do those ended meanwhile, without output."""
         self._executing = frozenset()
+        self._free_ended()
         outputs = []
         for step, token in zip(plan.steps, tokens, strict=True):
             request_id = step.request.request_id
-            if request_id in self._released:
-                self.release(request_id)
+            group = self._groups.get(request_id)
+            if group is None or step.choice not in group.sequences:
                 continue
-            self._sequences[request_id].output.append(token)
-            reason = step.request.sampling.finish_reason(token, step.output_position)
-            outputs.append(
-                DecodeOutput(
-                    request_id=request_id, position=step.output_position, token_id=token, finish_reason=reason
-                )
-            )
-            if reason is not None:
-                self.release(request_id)
-        self._released.clear()
+            group.sequences[step.choice].output.append(token.token_id)
+            reason = step.request.sampling.finish_reason(token.token_id, step.output_position)
+            is_last = reason is not None and self.end_choice(request_id, step.choice)
+            outputs.append(DecodeOutput(request_id=request_id, step=_output(step, token), is_last=is_last))
         return tuple(outputs)
 
+    def _free_ended(self) -> None:
+        """What ended while the iteration ran."""
+        ended, self._ended = self._ended, set()
+        for request_id, choice in ended:
+            self.end_choice(request_id, choice)
+        released, self._released = self._released, set()
+        for request_id in released:
+            self.release(request_id)
+
+    def end_choice(self, request_id: RequestId, choice: int) -> bool:
+        """Ends one choice of a delivered request; others go on. Whether none is left. Idempotent."""
+        group = self._groups.get(request_id)
+        if group is None or group.phase is not Phase.DELIVERED:
+            return group is None
+        if choice in group.sequences and (request_id, choice) in self._executing:
+            self._ended.add((request_id, choice))
+        elif choice in group.sequences:
+            group.end(choice, self.pool)
+        if any((request_id, other) not in self._ended for other in group.sequences):
+            return False
+        self.release(request_id)
+        return True
+
     def abort(self, request_id: RequestId) -> bool:
-        """Ends a sequence that owns its blocks (READY or RUNNING), or that has none yet (OFFERED).
+        """Ends a request that owns its blocks (DELIVERED), or that has none yet (OFFERED).
 
         False for RESERVED ones: their blocks belong to the handoff, which calls `release` when it has drained.
         """
-        sequence = self._sequences.get(request_id)
-        if sequence is None:
+        group = self._groups.get(request_id)
+        if group is None:
             return True
-        if sequence.phase is Phase.RESERVED:
+        if group.phase is Phase.RESERVED:
             return False
         self.release(request_id)
         return True
 
     def release(self, request_id: RequestId) -> None:
-        """Forgets a sequence and frees its blocks. Idempotent.
+        """Forgets a request and frees its blocks. Idempotent.
 
-        Blocks that the running iteration writes are freed when it is committed.
+        Blocks that the running iteration reads or writes are freed when it is committed.
         """
-        if request_id in self._executing:
+        group = self._groups.get(request_id)
+        if group is None:
+            return
+        if any((request_id, choice) in self._executing for choice in group.sequences):
             self._released.add(request_id)
             return
-        sequence = self._sequences.pop(request_id, None)
-        if sequence is not None:
-            self.pool.release(sequence.block_ids)
+        del self._groups[request_id]
+        group.release_all(self.pool)
 
     def check_invariants(self) -> None:
-        """Asserts that blocks are held by exactly the sequences past OFFERED."""
+        """Asserts that blocks are held by exactly the requests past OFFERED, and shared only within one."""
         self.pool.check_invariants()
-        assert is_safe([self._claim(s) for s in self._sequences.values() if s.block_ids], self.pool.num_free)
-        held = [b for s in self._sequences.values() for b in s.block_ids]
-        assert len(held) == len(set(held)) == self.pool.num_blocks - self.pool.num_free
-        for sequence in self._sequences.values():
-            assert bool(sequence.block_ids) == (sequence.phase > Phase.OFFERED)
-            assert len(sequence.block_ids) <= self.num_blocks_for(sequence.request)
-            assert len(sequence.output) < sequence.request.sampling.max_tokens
+        assert is_safe([g.claim for g in self._groups.values() if g.num_held], self.pool.num_free)
+        num_held = 0
+        for group in self._groups.values():
+            counts = Counter(b for s in group.sequences.values() for b in s.block_ids)
+            counts.update((*group.prompt_blocks, *group.spare))
+            assert len(counts) == group.num_held <= group.num_most
+            assert all(self.pool.num_references(block) == count for block, count in counts.items())
+            assert bool(group.num_held) == (group.phase > Phase.OFFERED)
+            assert bool(group.sequences) == (group.phase is Phase.DELIVERED)
+            assert all(len(s.output) < group.request.sampling.max_tokens for s in group.sequences.values())
+            num_held += group.num_held
+        assert num_held == self.pool.num_blocks - self.pool.num_free
+
+
+def _output(step: DecodeStep, token: SampledToken) -> TokenStep:
+    return TokenStep(
+        position=step.output_position,
+        token_id=token.token_id,
+        finish_reason=step.request.sampling.finish_reason(token.token_id, step.output_position),
+        choice=step.choice,
+        logprobs=token.logprobs,
+    )

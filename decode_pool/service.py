@@ -19,6 +19,7 @@ from tandem.rpc.status import typed_errors
 from tandem.rpc.tandem.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
 from tandem.rpc.worker_service import WorkerControl, WorkerServicer
 from tandem.types import HandoffId, RequestId
+from tandem.worker.grammars import compiled_grammar
 from tandem.worker.host import WorkerFacts
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -47,9 +48,9 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
     ) -> AsyncIterator[worker_pb2.DecodeEvent]:
         """The decode leg; see worker.proto."""
         async with typed_errors(context):
-            leg = self.worker.open_leg(
-                decode_request_from_proto(request, now=time.monotonic()), HandoffId(request.handoff_id)
-            )
+            asked = decode_request_from_proto(request, now=time.monotonic())
+            grammar = await compiled_grammar(self.worker.executor.grammars, asked)
+            leg = self.worker.open_leg(asked, HandoffId(request.handoff_id), grammar)
             try:
                 yield worker_pb2.DecodeEvent(accepted=worker_pb2.DecodeAccepted())
                 async for event in _events(leg):
@@ -125,6 +126,10 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
     def abort(self, request_id: RequestId, error: TandemError) -> None:
         """Ends a request in any phase."""
         self.worker.abort(request_id, error)
+
+    def abort_choice(self, request_id: RequestId, choice: int) -> None:
+        """Ends one choice of a request."""
+        self.worker.end_choice(request_id, choice)
 
     def start_draining(self) -> None:
         """Refuses new requests from now on."""

@@ -30,12 +30,14 @@ from tandem.errors import (
     WorkerUnavailable,
 )
 from tandem.kv.block_pool import BlockPool
+from tandem.model.choice import Choice, check_token_ids, dead_end, make_choices
 from tandem.model.executor import Executor, SequenceSlice
+from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import DecodeMetrics
-from tandem.rpc.convert import finish_reason_to_proto, handoff_id_from_wire
+from tandem.rpc.convert import decoded_token_to_proto, handoff_id_from_wire
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2
 from tandem.secret import ClusterKey
-from tandem.types import Epoch, HandoffId, Request, RequestId, WorkerId
+from tandem.types import Epoch, HandoffId, Request, RequestId, SampledToken, WorkerId
 from tandem.worker.engine import Engine
 
 
@@ -45,6 +47,10 @@ class Leg:
 
     request: Request
     handoff_id: HandoffId
+    choices: tuple[Choice, ...]
+    """The engine's once KV and first tokens are here."""
+    ended_choices: set[int] = field(default_factory=set)
+    """What the router wants no more of; guarded by the engine's lock."""
     events: asyncio.Queue[worker_pb2.DecodeEvent | TandemError] = field(default_factory=asyncio.Queue)
     timer: asyncio.TimerHandle | None = None
     handoff: IncomingHandoff | None = None
@@ -92,7 +98,7 @@ class DecodeWorker:
             max_batch_sequences=max_batch_sequences,
             growth_tokens=growth_tokens,
         )
-        self._engine: Engine[DecodePlan, list[int]] = Engine(
+        self._engine: Engine[DecodePlan, list[SampledToken]] = Engine(
             "decode-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
         )
         self._office = TicketOffice(key, worker_id=worker_id, epoch=epoch)
@@ -109,8 +115,11 @@ class DecodeWorker:
         """Iterations since start."""
         return self._engine.num_iterations
 
-    def open_leg(self, request: Request, handoff_id: HandoffId) -> Leg:
-        """Makes a request known; its handoff may come from now on. Raises when it can never run here."""
+    def open_leg(self, request: Request, handoff_id: HandoffId, grammar: CompiledGrammar | None = None) -> Leg:
+        """Makes a request known; its handoff may come from now on. `grammar` is its own, compiled.
+
+        Raises TandemError when it can never run here.
+        """
         if self.is_draining:
             raise WorkerUnavailable(f"{self.worker_id} is draining")
         known = request.request_id in self._legs or request.request_id in self.scheduler
@@ -121,8 +130,12 @@ class DecodeWorker:
         self.executor.spec.check_prompt(request.prompt_token_ids)
         num_blocks, capacity = self.scheduler.num_blocks_for(request), self.scheduler.pool.num_blocks
         if num_blocks > capacity:
-            raise ContextLengthExceeded(f"prompt and max_tokens need {num_blocks} KV blocks, {capacity} are here")
-        leg = Leg(request=request, handoff_id=handoff_id)
+            param = "n" if request.num_choices > 1 else "max_tokens"
+            raise ContextLengthExceeded(
+                f"prompt, n and max_tokens need {num_blocks} KV blocks, {capacity} are here", param=param
+            )
+        check_token_ids(request.sampling, self.executor.spec.vocab_size)
+        leg = Leg(request=request, handoff_id=handoff_id, choices=make_choices(request, grammar))
         self._legs[request.request_id] = self._by_handoff[handoff_id] = leg
         self._idle.clear()
         leg.timer = self._loop.call_later(max(0.0, request.deadline_s - time.monotonic()), self._expire, leg)
@@ -133,6 +146,20 @@ class DecodeWorker:
         leg = self._legs.get(request_id)
         if leg is not None:
             self.fail(leg, error)
+
+    def end_choice(self, request_id: RequestId, choice: int) -> None:
+        """Stops one choice, others go on. Unknown ones are fine."""
+        leg = self._legs.get(request_id)
+        if leg is None or leg.over or not 0 <= choice < leg.request.num_choices:
+            return
+        with self._engine.lock:
+            leg.ended_choices.add(choice)
+            is_last = self.scheduler.end_choice(request_id, choice) and leg.delivered_s > 0
+        if is_last:
+            self._finish(leg)
+        else:
+            self._reserve()
+            self._engine.wake()
 
     def start_draining(self) -> None:
         """Refuses new requests."""
@@ -152,6 +179,7 @@ class DecodeWorker:
         except TimeoutError:
             pass  # a peer that stands still: closing the transport below fences it
         await asyncio.to_thread(self._engine.stop)
+        self.executor.grammars.close()
         self.transport.close()
 
     # --- handoffs
@@ -213,19 +241,30 @@ class DecodeWorker:
             leg.handoff.reserved(block_ids)
 
     def _on_delivered(self, leg: Leg, record: Record) -> None:
-        """Any thread. The blocks are the sequence's from here on."""
+        """Any thread. The blocks are the sequences' from here on."""
         leg.delivered_s = time.monotonic()
-        if not 0 <= record.first_token_id < self.executor.spec.vocab_size:
-            self._soon(self.fail, leg, HandoffFailed(f"a record with token id {record.first_token_id}"))
+        if not self._accepts(leg, record):
+            self._soon(self.fail, leg, HandoffFailed(f"a record whose first tokens cannot be: {record.first}"))
             self._soon(self._release, leg)
             return
         self.metrics.delivered()
         with self._engine.lock:
-            if record.finish_reason is None and not leg.over:
-                self.scheduler.deliver(leg.request.request_id, record.first_token_id)
+            live = tuple(s for s in record.first if s.finish_reason is None and s.choice not in leg.ended_choices)
+            if live and not leg.over:
+                self.scheduler.deliver(leg.request.request_id, live)
                 self._engine.lock.notify()
                 return
         self._soon(self._finish, leg)
+
+    def _accepts(self, leg: Leg, record: Record) -> bool:
+        """Whether a record has a possible first token for each choice; the choices go on with them."""
+        in_order = [step.choice for step in record.first] == list(range(leg.request.num_choices))
+        in_vocabulary = all(0 <= step.token_id < self.executor.spec.vocab_size for step in record.first)
+        return (
+            in_order
+            and in_vocabulary
+            and all(c.append(step.token_id) for c, step in zip(leg.choices, record.first, strict=True))
+        )
 
     # --- ends of a leg (event loop)
 
@@ -276,18 +315,16 @@ class DecodeWorker:
         self._engine.wake()  # a sequence that waits for blocks may go on
 
     def _on_outputs(self, outputs: tuple[DecodeOutput, ...]) -> None:
+        for request_id in dict.fromkeys(output.request_id for output in outputs):
+            if (leg := self._legs.get(request_id)) is not None:
+                leg.num_iterations += 1
         for output in outputs:
             leg = self._legs.get(output.request_id)
             if leg is None or leg.over:
                 continue
-            token = worker_pb2.DecodedToken(
-                position=output.position,
-                token_id=output.token_id,
-                finish_reason=finish_reason_to_proto(output.finish_reason),
-            )
+            token = decoded_token_to_proto(output.step)
             leg.events.put_nowait(worker_pb2.DecodeEvent(token=token))
-            leg.num_iterations += 1
-            if output.finish_reason is not None:
+            if output.is_last:
                 self._finish(leg)
         self._reserve()
 
@@ -300,29 +337,46 @@ class DecodeWorker:
         plan = self.scheduler.schedule()
         return plan if plan.steps else None
 
-    def _execute(self, plan: DecodePlan) -> list[int]:
+    def _execute(self, plan: DecodePlan) -> list[SampledToken]:
         now = time.monotonic()
         for request_id in plan.admitted:
             leg = self._legs.get(request_id)
             if leg is not None:
                 leg.started_s = now
-        tokens = self.executor.execute([_slice_of(step) for step in plan.steps])
+        if plan.copies:
+            self.executor.cache.copy_blocks([c.source for c in plan.copies], [c.destination for c in plan.copies])
+        choices = [self._choice_of(step) for step in plan.steps]
+        outputs = self.executor.execute(
+            [_slice_of(step, choice) for step, choice in zip(plan.steps, choices, strict=True)]
+        )
         self.metrics.iteration(time.monotonic() - now, num_sequences=len(plan.steps))
-        return [token for token in tokens if token is not None]
+        tokens = [output.tokens[0] if output.tokens else _NO_TOKEN for output in outputs]
+        for step, choice, token in zip(plan.steps, choices, tokens, strict=True):
+            if choice is not None and not choice.append(token.token_id):
+                self._soon(self.abort, step.request.request_id, dead_end())
+        return tokens
 
-    def _commit(self, plan: DecodePlan, tokens: list[int]) -> Callable[[], None]:
+    def _choice_of(self, step: DecodeStep) -> Choice | None:
+        """None when the leg has ended while its step was on its way: then the scheduler drops what comes of it."""
+        leg = self._legs.get(step.request.request_id)
+        return None if leg is None else leg.choices[step.choice]
+
+    def _commit(self, plan: DecodePlan, tokens: list[SampledToken]) -> Callable[[], None]:
         outputs = self.scheduler.commit(plan, tokens)
         self.num_tokens += len(tokens)
         return lambda: self._soon(self._on_outputs, outputs)
 
 
-def _slice_of(step: DecodeStep) -> SequenceSlice:
+_NO_TOKEN = SampledToken(token_id=0)
+"""Of a step that nobody waits for."""
+
+
+def _slice_of(step: DecodeStep, choice: Choice | None) -> SequenceSlice:
     return SequenceSlice(
         token_ids=(step.token_id,),
         num_computed=step.num_computed,
         block_ids=step.block_ids,
-        sampling=step.request.sampling,
-        output_position=step.output_position,
+        choices=() if choice is None else (choice,),
     )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tandem.types import Epoch, FinishReason
+from tandem.types import Epoch, TokenStep
 
 
 class HandoffState(StrEnum):
@@ -63,10 +63,13 @@ class BlockRange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What a monolithic engine would have kept at the end of the prefill."""
+    """What a monolithic engine would have kept at the end of the prefill, beside the KV.
 
-    first_token_id: int
-    finish_reason: FinishReason | None
+    Noise, penalty counts and grammar state are functions of the request and of each choice's tokens.
+    """
+
+    first: tuple[TokenStep, ...]
+    """The first token of each choice, in their order."""
     num_cached_tokens: int
     num_messages: int
     digest: int

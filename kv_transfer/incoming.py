@@ -35,7 +35,7 @@ from kv_transfer.ticket import Claims
 from kv_transfer.transport import MessageHeader
 from tandem.errors import BY_CODE, HandoffFailed, TandemError, TransportError
 from tandem.kv.cache import KvCache
-from tandem.rpc.convert import finish_reason_from_proto
+from tandem.rpc.convert import first_token_from_proto
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import BlockId, Epoch
 
@@ -259,8 +259,7 @@ def _range_of(header: MessageHeader) -> BlockRange:
 
 def _record_from_proto(record: worker_pb2.HandoffRecord) -> Record:
     return Record(
-        first_token_id=record.first_token_id,
-        finish_reason=finish_reason_from_proto(record.finish_reason),
+        first=tuple(first_token_from_proto(token) for token in record.first_tokens),
         num_cached_tokens=record.num_cached_tokens,
         num_messages=record.num_messages,
         digest=record.digest,

@@ -36,9 +36,9 @@ from kv_transfer.source_control import SourceControl
 from kv_transfer.transport import Link, MessageHeader
 from tandem.errors import BY_CODE, HandoffFailed, LinkClosed, TandemError, TransportError
 from tandem.kv.cache import KvCache
-from tandem.rpc.convert import finish_reason_to_proto
+from tandem.rpc.convert import first_token_to_proto
 from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
-from tandem.types import BlockId, Epoch, FinishReason, RequestId
+from tandem.types import BlockId, Epoch, RequestId, TokenStep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,12 +155,11 @@ class OutgoingHandoff:
         if isinstance(error, LinkClosed) and self._link is not None:
             self._loop.call_soon_threadsafe(self._links.drop, self._link)
 
-    def computed(self, *, first_token_id: int, finish_reason: FinishReason | None, num_cached_tokens: int) -> None:
-        """The prompt is prefilled, everything has been posted: send the record."""
+    def computed(self, first: tuple[TokenStep, ...], *, num_cached_tokens: int) -> None:
+        """The prompt is prefilled, everything has been posted: send the record. `first`: each choice's first token."""
         ordered = [value for _, value in sorted(self._digests.items())]
         record = Record(
-            first_token_id=first_token_id,
-            finish_reason=finish_reason,
+            first=first,
             num_cached_tokens=num_cached_tokens,
             num_messages=len(ordered),
             digest=combined_digest(ordered),
@@ -295,8 +294,7 @@ def _range_of(nack: worker_pb2.HandoffNack) -> BlockRange:
 def _record_to_proto(record: Record, epoch: Epoch) -> worker_pb2.HandoffRecord:
     return worker_pb2.HandoffRecord(
         epoch=epoch,
-        first_token_id=record.first_token_id,
-        finish_reason=finish_reason_to_proto(record.finish_reason),
+        first_tokens=[first_token_to_proto(step) for step in record.first],
         num_cached_tokens=record.num_cached_tokens,
         num_messages=record.num_messages,
         digest=record.digest,

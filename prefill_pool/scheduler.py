@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from tandem.kv.block_pool import BlockPool
-from tandem.types import BlockId, FinishReason, Request, RequestId, WorkerId
+from tandem.types import BlockId, Request, RequestId, SampledToken, TokenStep, WorkerId
 
 
 class Phase(IntEnum):
@@ -70,11 +70,10 @@ class PrefillPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstOutput:
-    """A prompt is done: its first output token, and whether it is the last."""
+    """A prompt is done: the first token of each choice, and whether it is its last."""
 
     request_id: RequestId
-    token_id: int
-    finish_reason: FinishReason | None
+    steps: tuple[TokenStep, ...]
 
 
 class PrefillScheduler:
@@ -189,10 +188,13 @@ class PrefillScheduler:
             is_last=num_tokens == sequence.num_left,
         )
 
-    def commit(self, plan: PrefillPlan, tokens: Sequence[int | None]) -> tuple[FirstOutput, ...]:
-        """Books an executed plan. Requests released meanwhile give no output, and their blocks are freed now."""
+    def commit(self, plan: PrefillPlan, tokens: Sequence[Sequence[SampledToken]]) -> tuple[FirstOutput, ...]:
+        """Books an executed plan; `tokens` has one for each choice of each last chunk's request.
+
+        Requests released meanwhile give no output, and their blocks are freed now.
+        """
         outputs = []
-        for chunk, token in zip(plan.chunks, tokens, strict=True):
+        for chunk, sampled in zip(plan.chunks, tokens, strict=True):
             request_id = chunk.request.request_id
             sequence = self._sequences.get(request_id)
             if sequence is None or sequence.phase is not Phase.RUNNING or request_id in self._released:
@@ -200,10 +202,9 @@ class PrefillScheduler:
             sequence.num_computed += chunk.num_tokens
             sequence.num_chunks += 1
             if chunk.is_last:
-                assert token is not None
+                assert len(sampled) == chunk.request.num_choices
                 sequence.phase = Phase.COMPUTED
-                reason = chunk.request.sampling.finish_reason(token, 0)
-                outputs.append(FirstOutput(request_id=request_id, token_id=token, finish_reason=reason))
+                outputs.append(FirstOutput(request_id=request_id, steps=_first_steps(chunk.request, sampled)))
         self._end_iteration()
         return tuple(outputs)
 
@@ -243,3 +244,16 @@ class PrefillScheduler:
         for sequence in self._sequences.values():
             assert sequence.phase >= Phase.RUNNING or not sequence.block_ids
             assert sequence.num_left >= 0
+
+
+def _first_steps(request: Request, sampled: Sequence[SampledToken]) -> tuple[TokenStep, ...]:
+    return tuple(
+        TokenStep(
+            position=0,
+            token_id=token.token_id,
+            finish_reason=request.sampling.finish_reason(token.token_id, 0),
+            choice=choice,
+            logprobs=token.logprobs,
+        )
+        for choice, token in enumerate(sampled)
+    )

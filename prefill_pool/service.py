@@ -19,6 +19,7 @@ from tandem.rpc.status import typed_errors
 from tandem.rpc.tandem.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
 from tandem.rpc.worker_service import WorkerControl, WorkerServicer
 from tandem.types import Epoch, HandoffId, RequestId, WorkerId
+from tandem.worker.grammars import compiled_grammar
 from tandem.worker.host import WorkerFacts
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -47,9 +48,9 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """The prefill leg; see worker.proto."""
         async with typed_errors(context):
-            job = self.worker.submit(
-                prefill_request_from_proto(request, now=time.monotonic()), _target_of(request)
-            )
+            asked = prefill_request_from_proto(request, now=time.monotonic())
+            grammar = await compiled_grammar(self.worker.executor.grammars, asked)
+            job = self.worker.submit(asked, _target_of(request), grammar)
             try:
                 async for event in _events(job):
                     yield event
@@ -103,6 +104,9 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
     def abort(self, request_id: RequestId, error: TandemError) -> None:
         """Ends a request in any phase."""
         self.worker.abort(request_id, error)
+
+    def abort_choice(self, request_id: RequestId, choice: int) -> None:
+        """All choices are computed as one here: nothing to stop."""
 
     def start_draining(self) -> None:
         """Refuses new requests from now on."""

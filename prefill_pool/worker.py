@@ -20,17 +20,20 @@ from kv_transfer.sizing import Chunk as SizedChunk
 from kv_transfer.source import SourceHandoff
 from kv_transfer.ticket import Claims
 from kv_transfer.transport import Transport
+from prefill_pool.batch import scores_event, slice_of
 from prefill_pool.scheduler import Chunk, FirstOutput, PrefillPlan, PrefillScheduler
 from prefill_pool.timings import prefill_timings
 from tandem.errors import ContextLengthExceeded, DeadlineExceeded, DuplicateRequest, TandemError, WorkerUnavailable
 from tandem.kv.block_pool import BlockPool
-from tandem.model.executor import Executor, SequenceSlice
+from tandem.model.choice import Choice, check_token_ids, dead_end, make_choices
+from tandem.model.executor import Executor, SliceOutput
+from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import PrefillMetrics
 from tandem.rpc.channels import Channels
-from tandem.rpc.convert import finish_reason_to_proto
+from tandem.rpc.convert import first_token_to_proto
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tandem.secret import ClusterKey
-from tandem.types import Epoch, HandoffId, Request, RequestId, WorkerId
+from tandem.types import Epoch, HandoffId, Request, RequestId, SampledToken, TokenLogprobs, WorkerId
 from tandem.worker.engine import Engine
 
 
@@ -65,6 +68,8 @@ class Job:
 
     request: Request
     target: Target | None
+    choices: tuple[Choice, ...]
+    """The engine's, while the job runs."""
     events: asyncio.Queue[worker_pb2.PrefillEvent | TandemError] = field(default_factory=asyncio.Queue)
     timer: asyncio.TimerHandle | None = None
     handoff: OutgoingHandoff | None = None
@@ -121,7 +126,7 @@ class PrefillWorker:
             max_batch_sequences=limits.max_batch_sequences,
             ticket_lookahead_tokens=limits.ticket_lookahead_tokens,
         )
-        self._engine: Engine[PrefillPlan, list[int | None]] = Engine(
+        self._engine: Engine[PrefillPlan, list[tuple[SampledToken, ...]]] = Engine(
             "prefill-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
         )
         self._engine.start()
@@ -141,8 +146,11 @@ class PrefillWorker:
         """Handoffs that have not ended."""
         return len(self._tasks)
 
-    def submit(self, request: Request, target: Target | None) -> Job:
-        """Takes a request. Raises WorkerUnavailable, DuplicateRequest or ContextLengthExceeded."""
+    def submit(self, request: Request, target: Target | None, grammar: CompiledGrammar | None = None) -> Job:
+        """Takes a request; `grammar` is its own, compiled.
+
+        Raises WorkerUnavailable, DuplicateRequest, InvalidRequest or ContextLengthExceeded.
+        """
         if self.is_draining:
             raise WorkerUnavailable(f"{self.worker_id} is draining")
         if request.request_id in self._jobs or request.request_id in self.scheduler:
@@ -151,7 +159,8 @@ class PrefillWorker:
         capacity = self.scheduler.pool.num_blocks * self._block_size
         if len(request.prompt_token_ids) > capacity:
             raise ContextLengthExceeded(f"the prompt has {len(request.prompt_token_ids)} tokens, {capacity} fit here")
-        job = Job(request=request, target=target)
+        check_token_ids(request.sampling, self.executor.spec.vocab_size)
+        job = Job(request=request, target=target, choices=make_choices(request, grammar))
         self._jobs[request.request_id] = job
         self._idle.clear()
         with self._engine.lock:
@@ -185,6 +194,7 @@ class PrefillWorker:
         await asyncio.to_thread(self._engine.stop)
         self.links.close()
         await self._channels.close()
+        self.executor.grammars.close()
         self.transport.close()
 
     # --- event loop
@@ -298,16 +308,17 @@ class PrefillWorker:
             job = self._jobs.get(output.request_id)
             if job is None or job.failed:
                 continue
-            reason = finish_reason_to_proto(output.finish_reason)
-            first = worker_pb2.FirstToken(token_id=output.token_id, finish_reason=reason)
-            job.events.put_nowait(worker_pb2.PrefillEvent(first_token=first))
+            for step in output.steps:
+                job.events.put_nowait(worker_pb2.PrefillEvent(first_token=first_token_to_proto(step)))
             if job.handoff is None:
                 self._end(job)
             else:
-                job.handoff.computed(
-                    first_token_id=output.token_id, finish_reason=output.finish_reason, num_cached_tokens=0
-                )
+                job.handoff.computed(output.steps, num_cached_tokens=0)
         self._advance()
+
+    def _on_scores(self, job: Job, scores: tuple[TokenLogprobs, ...]) -> None:
+        if not job.failed:
+            job.events.put_nowait(scores_event(scores))
 
     def _soon(self, function: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
@@ -318,10 +329,12 @@ class PrefillWorker:
         plan = self.scheduler.schedule()
         return plan if plan.chunks else None
 
-    def _execute(self, plan: PrefillPlan) -> list[int | None]:
+    def _execute(self, plan: PrefillPlan) -> list[tuple[SampledToken, ...]]:
         now = time.monotonic()
         jobs = [self._jobs.get(chunk.request.request_id) for chunk in plan.chunks]
-        batch = [_slice_of(chunk) for chunk in plan.chunks]
+        batch = [
+            slice_of(chunk, () if job is None else job.choices) for job, chunk in zip(jobs, plan.chunks, strict=True)
+        ]
         shipments = Shipments(
             num_layers=self.executor.spec.num_layers, layers_per_message=self._limits.layers_per_message
         )
@@ -352,31 +365,30 @@ class PrefillWorker:
                     if job is not None:
                         job.last_kv_s = written_s
 
-        tokens = self.executor.execute(batch, on_layer)
+        outputs = self.executor.execute(batch, on_layer)
         ended_s = time.monotonic()
         self._layer_token_s = (ended_s - now) / plan.num_tokens / self.executor.spec.num_layers
         self.metrics.iteration(ended_s - now, num_sequences=len(plan.chunks), num_tokens=plan.num_tokens)
-        for job in jobs:
+        for job, output in zip(jobs, outputs, strict=True):
             if job is not None:
                 job.ended_s = ended_s
-        return tokens
+                self._look_at(job, output)
+        return [output.tokens for output in outputs]
+
+    def _look_at(self, job: Job, output: SliceOutput) -> None:
+        """What an iteration's output means before it is booked."""
+        if output.scores:
+            self._soon(self._on_scores, job, output.scores)
+        for choice, token in zip(job.choices, output.tokens, strict=False):
+            if not choice.append(token.token_id):
+                self._soon(self.fail, job, dead_end())
 
     def _blocks_after(self, chunk: Chunk) -> int:
         """Blocks whose KV is complete after this chunk; the last one of the prompt may be partly filled."""
         end = chunk.start + chunk.num_tokens
         return -(-end // self._block_size) if chunk.is_last else end // self._block_size
 
-    def _commit(self, plan: PrefillPlan, tokens: list[int | None]) -> Callable[[], None]:
+    def _commit(self, plan: PrefillPlan, tokens: list[tuple[SampledToken, ...]]) -> Callable[[], None]:
         outputs = self.scheduler.commit(plan, tokens)
         self.num_tokens += plan.num_tokens
         return lambda: self._soon(self._on_first, outputs)
-
-
-def _slice_of(chunk: Chunk) -> SequenceSlice:
-    tokens = chunk.request.prompt_token_ids[chunk.start : chunk.start + chunk.num_tokens]
-    return SequenceSlice(
-        token_ids=tokens,
-        num_computed=chunk.start,
-        block_ids=chunk.block_ids,
-        sampling=chunk.request.sampling if chunk.is_last else None,
-    )

@@ -8,12 +8,16 @@ at the last certain point; there text is exact except for ill-formed runs of byt
 from __future__ import annotations
 
 import codecs
+import re
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD_TOKENS = 16
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+"""How SentencePiece vocabularies write a space."""
 
 
 class Detokenizer(Protocol):
@@ -47,6 +51,22 @@ class Vocabulary:
         if known is None:
             known = self._bytes[token_id] = self._lookup(token_id)
         return known
+
+    def spelled(self, token_id: int) -> tuple[str, bytes]:
+        """One token alone as text and as bytes; special tokens are spelled out, unknown ids are empty."""
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None:
+            return "", b""
+        if token_id in self.special_ids:
+            return token, token.encode()
+        if self.byte_level:
+            raw = self.token_bytes(token_id)
+            return raw.decode("utf-8", "replace"), raw
+        if (byte := _BYTE_TOKEN.fullmatch(token)) is not None:
+            raw = bytes([int(byte[1], 16)])
+            return raw.decode("utf-8", "replace"), raw
+        text = token.replace(_SPACE, " ")
+        return text, text.encode()
 
     def _lookup(self, token_id: int) -> bytes:
         token = None if token_id in self.special_ids else self.tokenizer.id_to_token(token_id)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2
-from tandem.types import Request, TokenStep, WorkerId
+from tandem.types import PromptScores, Request, TokenStep, WorkerId
+
+Step = TokenStep | PromptScores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +21,8 @@ class ServedModel:
     block_size: int
     model_context_tokens: int = 0
     """What the model itself could take: more than `max_context_tokens` where the pools' blocks hold less."""
+    decode_blocks: int = 0
+    """Blocks of the smallest decode worker, for all choices of a request together; 0 where that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +38,14 @@ class DispatchResult:
 class Dispatch(Protocol):
     """One running request."""
 
-    def __aiter__(self) -> AsyncIterator[TokenStep]:
-        """Steps in order; ends after the one with a finish_reason. Raises TandemError."""
+    def __aiter__(self) -> AsyncIterator[Step]:
+        """Steps of each choice in order; ends when every choice has had its finish_reason or was stopped.
+
+        The prompt's scores, where they were asked for, come before all tokens. Raises TandemError.
+        """
+
+    def stop(self, choice: int) -> None:
+        """No more of this choice is wanted; others go on. Idempotent."""
 
     async def finish(self) -> DispatchResult:
         """After the last step wanted: stops both legs if they still run, and waits briefly for their timings."""

@@ -15,26 +15,33 @@ from dataclasses import replace
 
 import grpc
 
-from router.dispatch import Dispatch, DispatchResult, ServedModel
-from router.lifecycle import Action, Emit, Fail, Leg, OpenPrefill, RequestLifecycle
+from router.dispatch import Dispatch, DispatchResult, ServedModel, Step
+from router.lifecycle import Action, Emit, Fail, Leg, OpenPrefill, RequestLifecycle, StopChoice
 from router.policy import Route, num_decode_blocks, route
 from router.retry import RetryState
 from router.tracker import WorkerTracker
 from router.view import ClusterView, WorkerView
-from tandem.errors import TandemError, WorkerUnavailable
+from tandem.errors import HandoffFailed, TandemError, WorkerUnavailable
 from tandem.observability.metrics import RouterMetrics
 from tandem.registry import Registry
-from tandem.rpc.convert import decode_request_to_proto, finish_reason_from_proto, prefill_request_to_proto
+from tandem.rpc.convert import (
+    decode_request_to_proto,
+    decoded_token_from_proto,
+    first_token_from_proto,
+    logprobs_from_proto,
+    prefill_request_to_proto,
+)
 from tandem.rpc.status import from_rpc_error, is_typed
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from tandem.secret import ClusterKey
 from tandem.tasks import cancel_all
-from tandem.types import HandoffId, Request, RequestId, TokenStep
+from tandem.types import HandoffId, PromptScores, Request, RequestId, TokenLogprobs, TokenStep
 
 logger = logging.getLogger(__name__)
 
 LegBody = Callable[[WorkerView], Awaitable[None]]
 
+STOP_TIMEOUT_S = 5.0
 TIMINGS_TIMEOUT_S = 2.0
 """How long a request that is complete waits for its legs to say how long they took."""
 
@@ -47,9 +54,12 @@ class LegDispatch:
         self._route = to
         self._tracker = tracker
         self._handoff_id = HandoffId(uuid.uuid4().hex)
-        self._lifecycle = RequestLifecycle(has_decode=to.decode is not None)
-        self._steps: asyncio.Queue[TokenStep | Fail] = asyncio.Queue()
+        self._lifecycle = RequestLifecycle(has_decode=to.decode is not None, num_choices=request.num_choices)
+        self._steps: asyncio.Queue[Step | Fail] = asyncio.Queue()
+        self._prompt_scores: list[TokenLogprobs] | None = []
+        """None once they were given."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping: set[asyncio.Task[None]] = set()
         self._prefill_timings: common_pb2.PrefillTimings | None = None
         self._decode_timings: common_pb2.DecodeTimings | None = None
         self._discharge: dict[Leg, Callable[[], None]] = {}
@@ -66,16 +76,18 @@ class LegDispatch:
             self._spawn("decode", self._run_decode, self._route.decode)
         self._perform(self._lifecycle.start())
 
-    async def __aiter__(self) -> AsyncIterator[TokenStep]:
+    async def __aiter__(self) -> AsyncIterator[Step]:
         """Steps in order; raises TandemError."""
-        while True:
+        while not (self._lifecycle.complete and self._steps.empty()):
             step = await self._steps.get()
             if isinstance(step, Fail):
                 self.failed_leg = step.leg
                 raise step.error
             yield step
-            if step.finish_reason is not None:
-                return
+
+    def stop(self, choice: int) -> None:
+        """No more of this choice is wanted."""
+        self._perform(self._lifecycle.stop(choice))
 
     async def finish(self) -> DispatchResult:
         """Waits briefly for the timings of a complete request, stops a request that is not, and reports."""
@@ -93,7 +105,7 @@ class LegDispatch:
     async def abort(self) -> None:
         """Stops both legs. Idempotent."""
         self._closed = True
-        await cancel_all(self._tasks)
+        await cancel_all(self._tasks | self._stopping)
 
     def _charge(self, to: Route) -> None:
         num_tokens = len(self._request.prompt_token_ids)
@@ -140,9 +152,7 @@ class LegDispatch:
             if kind == "accepted":
                 self._perform(self._lifecycle.accepted())
             elif kind == "token":
-                token = event.token
-                reason = finish_reason_from_proto(token.finish_reason)
-                self._perform(self._lifecycle.token(token.position, token.token_id, reason))
+                self._on_token(decoded_token_from_proto(event.token))
             elif kind == "done":
                 self._decode_timings = event.done.timings
 
@@ -152,11 +162,23 @@ class LegDispatch:
         async for event in stub.Prefill(message):
             kind = event.WhichOneof("event")
             if kind == "first_token":
-                first = event.first_token
-                reason = finish_reason_from_proto(first.finish_reason)
-                self._perform(self._lifecycle.token(0, first.token_id, reason))
+                self._give_scores()
+                self._on_token(first_token_from_proto(event.first_token))
+            elif kind == "prompt_logprobs" and self._prompt_scores is not None:
+                self._prompt_scores += map(logprobs_from_proto, event.prompt_logprobs.tokens)
             elif kind == "done":
                 self._prefill_timings = event.done.timings
+
+    def _on_token(self, step: TokenStep) -> None:
+        if step.choice >= self._request.num_choices:
+            raise HandoffFailed(f"a worker sent a token of choice {step.choice}, which was not asked for")
+        self._perform(self._lifecycle.token(step))
+
+    def _give_scores(self) -> None:
+        """Whole and once, before the first token: an attempt that fails earlier has given nothing."""
+        if self._request.sampling.num_prompt_logprobs is not None and self._prompt_scores is not None:
+            self._steps.put_nowait(PromptScores(logprobs=tuple(self._prompt_scores)))
+            self._prompt_scores = None
 
     def _target(self) -> worker_pb2.HandoffTarget | None:
         decode = self._route.decode
@@ -178,11 +200,31 @@ class LegDispatch:
                     self._steps.put_nowait(step)
                 case OpenPrefill() if not self._closed:
                     self._spawn("prefill", self._run_prefill, self._route.prefill)
+                case StopChoice(choice=choice) if not self._closed:
+                    self._stop_choice(choice)
                 case Fail():
                     self._steps.put_nowait(action)
                     for task in self._tasks:
                         if task is not asyncio.current_task():
                             task.cancel()
+
+
+    def _stop_choice(self, choice: int) -> None:
+        """Tells the decode worker; when it cannot be told, its leg says so."""
+        decode = self._route.decode
+        assert decode is not None
+        stub = worker_pb2_grpc.WorkerStub(self._tracker.channels.get(decode.address))
+        message = worker_pb2.AbortRequest(request_id=self._request.request_id, choice=choice)
+        task = asyncio.create_task(_ignore_lost(stub.Abort(message, timeout=STOP_TIMEOUT_S)))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+
+async def _ignore_lost(call: Awaitable[worker_pb2.AbortResponse]) -> None:
+    try:
+        await call
+    except grpc.aio.AioRpcError as exc:
+        logger.info("a decode worker could not be told to stop a choice: %s", exc.details())
 
 
 class RetryingDispatch:
@@ -196,7 +238,7 @@ class RetryingDispatch:
         self._attempt = self._start(request, tracker.view())
         self._ended = False
 
-    async def __aiter__(self) -> AsyncIterator[TokenStep]:
+    async def __aiter__(self) -> AsyncIterator[Step]:
         """Steps in order; raises TandemError."""
         has_output = False
         while True:
@@ -230,6 +272,10 @@ class RetryingDispatch:
         attempt.on_over = lambda: self._running.discard(attempt)
         attempt.start()
         return attempt
+
+    def stop(self, choice: int) -> None:
+        """No more of this choice is wanted."""
+        self._attempt.stop(choice)
 
     async def finish(self) -> DispatchResult:
         """Waits briefly for the timings of a complete request, stops a request that is not, and reports."""
@@ -279,6 +325,7 @@ class WorkerDispatcher:
             max_context_tokens=min(min(p.max_context_tokens, d.max_context_tokens) for p, d in pairs),
             block_size=pairs[0][0].block_size,
             model_context_tokens=pairs[0][0].model_context_tokens,
+            decode_blocks=min(d.num_blocks for _, d in pairs),
         )
 
     def ready(self) -> bool:

@@ -11,20 +11,25 @@ import logging
 import random
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
+from router.choice_text import ChoiceText, StopRules
 from router.dispatch import Dispatcher, ServedModel
 from router.output import OutputDelta
-from router.prompt import Prompt, check_length, check_prompt, tokenize
-from router.stop_strings import StopStrings
+from router.prompt import Conversation, Prompt, check_length, check_prompt, tokenize
 from router.stream import OutputStream
 from router.timing import TokenClock
 from router.tokenizer import ChatTokenizer
+from router.tool_parser import ToolCallParser
+from router.tools import tool_grammar
 from router.validation import (
     ContextLimit,
     SamplingOptions,
     check_options,
     check_request_id,
+    check_together,
     resolve_sampling,
     resolve_timeout,
 )
@@ -32,6 +37,7 @@ from tandem.config import RouterConfig
 from tandem.errors import (
     DeadlineExceeded,
     DuplicateRequest,
+    InvalidRequest,
     ModelNotFound,
     Overloaded,
     RequestCancelled,
@@ -39,13 +45,19 @@ from tandem.errors import (
     TandemError,
     WorkerUnavailable,
 )
+from tandem.model.grammar import check_grammar
 from tandem.observability.metrics import RouterMetrics
-from tandem.types import Request, RequestId
+from tandem.types import Grammar, Request, RequestId
 
 _LOG = logging.getLogger(__name__)
 
 _MAX_TOKENIZING = 4
 """Prompts tokenized at once."""
+_MAX_KNOWN_GRAMMARS = 256
+
+
+def _new_call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class _Slot:
@@ -77,6 +89,9 @@ class Frontend:
         self._idle.set()
         self._draining = False
         self._tokenizing = asyncio.Semaphore(_MAX_TOKENIZING)
+        self._checking = asyncio.Semaphore(1)
+        self._known_grammars: OrderedDict[Grammar, None] = OrderedDict()
+        """Those that could be read lately."""
 
     @property
     def num_running(self) -> int:
@@ -128,11 +143,18 @@ class Frontend:
                 max_context_tokens=model.max_context_tokens,
                 longest_token_chars=self.tokenizer.longest_token_chars,
             )
+            options = self._held_to_tools(prompt, options)
+            await self._check_grammar(options, arrival_s + timeout_s)
             token_ids = await self._tokenize(prompt, arrival_s + timeout_s)
             sampling = resolve_sampling(
                 options,
                 num_prompt_tokens=len(token_ids),
-                context=ContextLimit(tokens=model.max_context_tokens, model_tokens=model.model_context_tokens),
+                context=ContextLimit(
+                    tokens=model.max_context_tokens,
+                    model_tokens=model.model_context_tokens,
+                    block_size=model.block_size,
+                    decode_blocks=model.decode_blocks,
+                ),
                 eos_token_ids=self.tokenizer.eos_token_ids,
                 random_seed=self._random.getrandbits(63),
             )
@@ -142,8 +164,10 @@ class Frontend:
                 sampling=sampling,
                 arrival_s=arrival_s,
                 deadline_s=arrival_s + timeout_s,
+                num_choices=options.n or 1,
             )
-            return self._start(request, options, time.monotonic())
+            has_tools = isinstance(prompt, Conversation) and bool(prompt.tools.offered)
+            return self._start(request, options, time.monotonic(), has_tools=has_tools)
         except BaseException as exc:
             self._release(slot_id)
             code = exc.code if isinstance(exc, TandemError) else RequestCancelled.code
@@ -157,6 +181,34 @@ class Frontend:
                 return await tokenize(self.tokenizer, prompt)
         except TimeoutError as exc:
             raise DeadlineExceeded("the request's time ran out before its prompt was tokenized") from exc
+
+    def _held_to_tools(self, prompt: Prompt, options: SamplingOptions) -> SamplingOptions:
+        """The options with the grammar that the prompt's tools ask for. Raises InvalidRequest where both have one."""
+        if not isinstance(prompt, Conversation) or not prompt.tools.offered:
+            return options
+        if options.grammar is not None:
+            field = options.grammar_field
+            raise InvalidRequest(f"{field} does not go with tools: a call is in no such form", param=field)
+        if self.tokenizer.tool_format is None:
+            raise InvalidRequest("this model's way to call tools is not supported", param="tools")
+        grammar = tool_grammar(prompt.tools, self.tokenizer.tool_format)
+        options = replace(options, grammar=grammar, grammar_field="tools")
+        check_together(options)
+        return options
+
+    async def _check_grammar(self, options: SamplingOptions, deadline_s: float) -> None:
+        """Whether it can be read, before any worker hears of it. Reading takes a thread, one at a time."""
+        grammar = options.grammar
+        if grammar is None or grammar in self._known_grammars:
+            return
+        try:
+            async with asyncio.timeout(deadline_s - time.monotonic()), self._checking:
+                await asyncio.to_thread(check_grammar, grammar, param=options.grammar_field)
+        except TimeoutError as exc:
+            raise DeadlineExceeded("the request's time ran out before its grammar was read") from exc
+        self._known_grammars[grammar] = None
+        while len(self._known_grammars) > _MAX_KNOWN_GRAMMARS:
+            self._known_grammars.popitem(last=False)
 
     async def generate(
         self,
@@ -218,15 +270,29 @@ class Frontend:
             if not self._slots:
                 self._idle.set()
 
-    def _start(self, request: Request, options: SamplingOptions, tokenized_s: float) -> OutputStream:
+    def _start(
+        self, request: Request, options: SamplingOptions, tokenized_s: float, *, has_tools: bool
+    ) -> OutputStream:
         slot = self._slots[request.request_id]
         if slot.ended_by is not None:
             raise slot.ended_by
+        stop = StopRules(
+            texts=options.stop,
+            is_included=options.include_stop_str_in_output,
+            min_tokens=options.min_tokens or 0,
+        )
         slot.stream = OutputStream(
             request,
             self.dispatcher.dispatch(request),
-            detokenizer=self.tokenizer.detokenizer(),
-            stop=StopStrings(options.stop),
+            texts=[
+                ChoiceText(
+                    choice,
+                    self.tokenizer.detokenizer(),
+                    stop,
+                    ToolCallParser(_new_call_id) if has_tools else None,
+                )
+                for choice in range(request.num_choices)
+            ],
             clock=TokenClock(arrival_s=request.arrival_s, tokenized_s=tokenized_s),
             max_buffered_tokens=self._config.output_buffer_tokens,
             on_closed=self._closed,

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import grpc
 
 from router.frontend import Frontend
+from router.grpc_requests import conversation_from_proto, options_from_proto
 from router.output import OutputDelta
-from router.prompt import Conversation, Prompt
-from router.validation import SamplingOptions
+from router.prompt import Prompt
 from tandem.errors import InvalidRequest, WorkerUnavailable
-from tandem.rpc.convert import finish_reason_to_proto
+from tandem.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from tandem.rpc.status import typed_errors
-from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from tandem.rpc.tandem.v1 import inference_pb2, inference_pb2_grpc
 from tandem.types import Role, WorkerId
 
 SERVICE_NAMES = ("tandem.v1.Inference", "tandem.v1.Admin")
@@ -39,8 +39,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Chat(self, request: inference_pb2.ChatRequest, context: _Context) -> None:  # type: ignore[override]
         """See the proto."""
         async with typed_errors(context):
-            messages = tuple({"role": message.role, "content": message.content} for message in request.messages)
-            await self._stream(Conversation(messages=messages), request, context)
+            await self._stream(conversation_from_proto(request), request, context)
 
     async def Cancel(self, request: inference_pb2.CancelRequest, context: _Context) -> inference_pb2.CancelResponse:
         """See the proto."""
@@ -83,8 +82,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             arrival_s=arrival_s,
         )
         async with await opened as stream:
+            begun: set[int] = set()
             async for delta in stream:
-                await context.write(_response(stream.request.request_id, delta))
+                response = _response(stream.request.request_id, delta)
+                if delta.choice not in begun:
+                    begun.add(delta.choice)
+                    response.prompt_logprobs.extend(map(logprobs_to_proto, stream.prompt_logprobs or ()))
+                await context.write(response)
 
 
 class Admin(Protocol):
@@ -156,24 +160,6 @@ def register(server: grpc.aio.Server, frontend: Frontend, admin: Admin | None = 
     inference_pb2_grpc.add_AdminServicer_to_server(AdminService(frontend, admin), server)
 
 
-def options_from_proto(sampling: common_pb2.SamplingParams) -> SamplingOptions:
-    """Presence is kept: a field that was not set is None."""
-
-    def given(name: str) -> Any:
-        return getattr(sampling, name) if sampling.HasField(name) else None  # type: ignore[arg-type]
-
-    return SamplingOptions(
-        temperature=given("temperature"),
-        top_p=given("top_p"),
-        top_k=given("top_k"),
-        seed=given("seed"),
-        max_tokens=given("max_tokens"),
-        stop=tuple(sampling.stop),
-        stop_token_ids=tuple(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-    )
-
-
 def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
     which = request.WhichOneof("prompt")
     if which is None:
@@ -184,8 +170,14 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
 def _response(request_id: str, delta: OutputDelta) -> inference_pb2.GenerateResponse:
     return inference_pb2.GenerateResponse(
         request_id=request_id,
+        choice=delta.choice,
         text=delta.text,
+        tool_calls=[
+            inference_pb2.ToolCall(index=call.index, id=call.call_id, name=call.name, arguments=call.arguments)
+            for call in delta.tool_calls
+        ],
         token_ids=delta.token_ids,
+        logprobs=map(logprobs_to_proto, delta.logprobs),
         finish_reason=finish_reason_to_proto(delta.finish_reason),
         usage=delta.usage,
         timings=delta.timings,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tandem.errors import TandemError, WorkerUnavailable
-from tandem.types import FinishReason, TokenStep
+from tandem.types import TokenStep
 
 Leg = Literal["prefill", "decode"]
 
@@ -28,6 +28,13 @@ class Emit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StopChoice:
+    """The decode worker need not go on with this choice; with others it must."""
+
+    choice: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Fail:
     """The request ends with an error, which came from `leg` (None: from neither); both legs must be closed."""
 
@@ -35,20 +42,22 @@ class Fail:
     leg: Leg | None = None
 
 
-Action = OpenPrefill | Emit | Fail
+Action = OpenPrefill | Emit | Fail | StopChoice
 
 
 class RequestLifecycle:
     """`has_decode` is False for requests that end with their first token by max_tokens."""
 
-    def __init__(self, *, has_decode: bool) -> None:
-        self._waiting: dict[int, TokenStep] = {}
-        self._next_position = 0
+    def __init__(self, *, has_decode: bool, num_choices: int = 1) -> None:
+        self._waiting: dict[tuple[int, int], TokenStep] = {}
+        """By choice and position."""
+        self._next_positions = [0] * num_choices
+        self._running = set(range(num_choices))
         self._open: set[Leg] = {"prefill", "decode"} if has_decode else {"prefill"}
         self._has_decode = has_decode
         self._prefill_opened = False
         self.complete = False
-        """The last token has been emitted."""
+        """The last token of every choice has been emitted."""
         self.failed = False
 
     @property
@@ -64,19 +73,32 @@ class RequestLifecycle:
         """The decode worker knows the leg."""
         return self._open_prefill()
 
-    def token(self, position: int, token_id: int, finish_reason: FinishReason | None) -> list[Action]:
-        """A token came from either leg. Repeated positions are dropped."""
-        if self.is_over or position < self._next_position:
+    def token(self, step: TokenStep) -> list[Action]:
+        """A token came from either leg. Repeated positions, and what comes after a choice's end, are dropped."""
+        choice = step.choice
+        if self.is_over or choice not in self._running or step.position < self._next_positions[choice]:
             return []
-        step = TokenStep(position=position, token_id=token_id, finish_reason=finish_reason)
-        self._waiting.setdefault(position, step)
+        self._waiting.setdefault((choice, step.position), step)
         actions: list[Action] = []
-        while not self.complete and self._next_position in self._waiting:
-            step = self._waiting.pop(self._next_position)
-            self._next_position += 1
-            self.complete = step.finish_reason is not None
+        while choice in self._running and (choice, self._next_positions[choice]) in self._waiting:
+            step = self._waiting.pop((choice, self._next_positions[choice]))
+            self._next_positions[choice] += 1
             actions.append(Emit(step=step))
+            if step.finish_reason is not None:
+                self._end(choice)
         return actions
+
+    def stop(self, choice: int) -> list[Action]:
+        """The front wants no more of a choice (its text holds a stop string). Nothing of it is emitted any more."""
+        if self.is_over or choice not in self._running:
+            return []
+        self._end(choice)
+        return [StopChoice(choice=choice)] if self._has_decode and not self.complete else []
+
+    def _end(self, choice: int) -> None:
+        self._running.discard(choice)
+        self._waiting = {key: step for key, step in self._waiting.items() if key[0] != choice}
+        self.complete = not self._running
 
     def leg_done(self, leg: Leg) -> list[Action]:
         """A leg ended as it should."""
@@ -103,4 +125,7 @@ class RequestLifecycle:
     def check_invariants(self) -> None:
         """Asserts what must hold after each event."""
         assert not (self.complete and self.failed)
-        assert all(position > self._next_position or self.is_over for position in self._waiting)
+        assert self.complete == (not self._running)
+        for choice, position in self._waiting:
+            assert choice in self._running
+            assert position > self._next_positions[choice] or self.is_over

@@ -1,13 +1,12 @@
-"""The bodies that OpenAI clients expect: choices, chunks, usage, errors. Builds plain data; sends nothing."""
+"""Bodies that OpenAI clients expect: chunks, answers, usage, errors. Plain data; choices are `openai_choice`'s."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from router.output import OutputDelta
 from tandem.errors import TandemError, wire_status
 from tandem.rpc.tandem.v1 import inference_pb2
 
@@ -34,38 +33,6 @@ class Envelope:
         """The answer without streaming."""
         name = "chat.completion" if self.kind == "chat" else "text_completion"
         return self._body(name, choices) | {"usage": usage}
-
-    def opening(self, index: int, prompt_token_ids: Sequence[int]) -> Json | None:
-        """The choice of the first chunk: chat names the role; None where there is nothing to say."""
-        extra = {"prompt_token_ids": list(prompt_token_ids)} if self.return_token_ids else {}
-        if self.kind == "chat":
-            return self._choice(index, {"delta": {"role": "assistant", "content": ""}}, None) | extra
-        return self._choice(index, {"text": ""}, None) | extra | {"token_ids": []} if extra else None
-
-    def delta(self, index: int, delta: OutputDelta) -> Json | None:
-        """The choice of one further chunk; None where there is nothing to say."""
-        if not (delta.text or delta.finish_reason or (self.return_token_ids and delta.token_ids)):
-            return None
-        reason = delta.finish_reason.value if delta.finish_reason else None
-        if self.kind == "text":
-            content: Json = {"text": delta.text}
-        else:
-            content = {"delta": {"content": delta.text} if delta.text or not reason else {}}
-        return self._choice(index, content, reason) | self._token_ids(delta)
-
-    def choice(self, index: int, output: OutputDelta, prompt_token_ids: Sequence[int]) -> Json:
-        """The choice of an answer without streaming."""
-        reason = output.finish_reason.value if output.finish_reason else None
-        message = {"role": "assistant", "content": output.text, "refusal": None}
-        content: Json = {"text": output.text} if self.kind == "text" else {"message": message}
-        extra = {"prompt_token_ids": list(prompt_token_ids)} if self.return_token_ids else {}
-        return self._choice(index, content, reason) | self._token_ids(output) | extra
-
-    def _token_ids(self, output: OutputDelta) -> Json:
-        return {"token_ids": list(output.token_ids)} if self.return_token_ids else {}
-
-    def _choice(self, index: int, content: Mapping[str, Any], finish_reason: str | None) -> Json:
-        return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
 
     def _body(self, name: str, choices: Sequence[Json]) -> Json:
         return {

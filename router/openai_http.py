@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 
 from fastapi import FastAPI, Request
@@ -18,10 +18,11 @@ from starlette.responses import JSONResponse, Response
 
 from router.fan_in import fan_in
 from router.frontend import Frontend
+from router.openai_choice import ChoiceBody, ChoiceStyle, PromptShown
 from router.openai_format import Envelope, Json, error_body, usage_body
 from router.openai_types import ChatBody, CompletionBody, parse_body
 from router.output import OutputDelta
-from router.prompt import Conversation, Prompt
+from router.prompt import Prompt
 from router.sse import DONE, EventStream, event, read_body, until_disconnect
 from router.stream import OutputStream
 from tandem.errors import TandemError, wire_status
@@ -46,8 +47,8 @@ class OpenAiApi:
         """POST /v1/chat/completions."""
         arrival_s = time.monotonic()
         body = parse_body(await read_body(request), ChatBody)
-        conversation = Conversation(messages=tuple(message.plain() for message in body.messages))
-        return await until_disconnect(request.receive, self._answer(request, body, [conversation], arrival_s))
+        answer = self._answer(request, body, [body.conversation()], arrival_s)
+        return await until_disconnect(request.receive, answer)
 
     async def models(self) -> Response:
         """GET /v1/models; empty while no worker is ready."""
@@ -85,11 +86,12 @@ class OpenAiApi:
         headers = {"x-request-id": request_id}
         async with AsyncExitStack() as stack:
             streams = await self._open(stack, body, prompts, request_id, arrival_s)
+            bodies = self._bodies(body, prompts, streams)
             if not body.stream:
-                return JSONResponse(await _collect(envelope, streams), headers=headers)
+                return JSONResponse(await _collect(envelope, streams, bodies), headers=headers)
             outputs = await stack.enter_async_context(aclosing(fan_in(streams)))
             first = await anext(outputs)
-            events = _events(envelope, streams, first, outputs, stack.pop_all())
+            events = _events(envelope, bodies, first, outputs, stack.pop_all())
             await anext(events)  # from here on, closing the generator closes the streams
             return EventStream(events, headers=headers)
 
@@ -113,6 +115,33 @@ class OpenAiApi:
             streams.append(await stack.enter_async_context(opened))
         return streams
 
+    def _bodies(
+        self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt], streams: Sequence[OutputStream]
+    ) -> Bodies:
+        """Makes the body of a choice when its first delta is here: then its prompt's scores are known."""
+        tokenizer = self._frontend.tokenizer
+        has_echo = isinstance(body, CompletionBody) and bool(body.echo)
+        style = ChoiceStyle(
+            kind="chat" if isinstance(body, ChatBody) else "text",
+            spell=tokenizer.token_text,
+            return_token_ids=bool(body.return_token_ids),
+            num_logprobs=body.options().logprobs,
+        )
+
+        def make(stream_index: int, choice: int) -> ChoiceBody:
+            stream, prompt = streams[stream_index], prompts[stream_index]
+            token_ids = stream.request.prompt_token_ids
+            echo = prompt if isinstance(prompt, str) else tokenizer.decode(token_ids, keep_special=True)
+            shown = PromptShown(
+                token_ids=token_ids,
+                echo=echo if has_echo else None,
+                logprobs=stream.prompt_logprobs,
+                wants_logprobs=body.prompt_logprobs is not None,
+            )
+            return ChoiceBody(stream_index * stream.request.num_choices + choice, style, shown)
+
+        return Bodies(make)
+
     def _model_body(self, name: str, max_context_tokens: int) -> Json:
         return {
             "id": name,
@@ -123,22 +152,36 @@ class OpenAiApi:
         }
 
 
-async def _collect(envelope: Envelope, streams: Sequence[OutputStream]) -> Json:
+class Bodies:
+    """The choices of one response, by (stream, choice)."""
+
+    def __init__(self, make: Callable[[int, int], ChoiceBody]) -> None:
+        self._make = make
+        self._made: dict[tuple[int, int], ChoiceBody] = {}
+
+    def of(self, stream_index: int, choice: int) -> tuple[ChoiceBody, bool]:
+        """The body, and whether it is new."""
+        key = (stream_index, choice)
+        is_new = key not in self._made
+        if is_new:
+            self._made[key] = self._make(*key)
+        return self._made[key], is_new
+
+
+async def _collect(envelope: Envelope, streams: Sequence[OutputStream], bodies: Bodies) -> Json:
     """The whole answer: all choices by index, usage summed. Raises the first error of any choice."""
-    outputs = [OutputDelta() for _ in streams]
+    outputs: dict[tuple[int, int], OutputDelta] = {}
     async with aclosing(fan_in(streams)) as steps:
         async for index, delta in steps:
-            outputs[index] = outputs[index].then(delta)
-    choices = [
-        envelope.choice(index, output, stream.request.prompt_token_ids)
-        for index, (output, stream) in enumerate(zip(outputs, streams, strict=True))
-    ]
-    return envelope.whole(choices, usage_body([output.usage for output in outputs if output.usage is not None]))
+            key = (index, delta.choice)
+            outputs[key] = outputs[key].then(delta) if key in outputs else delta
+    choices = [bodies.of(*key)[0].whole(output) for key, output in sorted(outputs.items())]
+    return envelope.whole(choices, usage_body([stream.usage for stream in streams if stream.usage is not None]))
 
 
 async def _events(
     envelope: Envelope,
-    streams: Sequence[OutputStream],
+    bodies: Bodies,
     first: tuple[int, OutputDelta],
     rest: AsyncIterator[tuple[int, OutputDelta]],
     stack: AsyncExitStack,
@@ -147,15 +190,14 @@ async def _events(
     usages: list[inference_pb2.Usage] = []
     async with stack:
         yield b""
-        for index, stream in enumerate(streams):
-            if (choice := envelope.opening(index, stream.request.prompt_token_ids)) is not None:
-                yield event(envelope.chunk([choice]))
         try:
             async for index, delta in _chained(first, rest):
                 if delta.usage is not None:
                     usages.append(delta.usage)
-                if (choice := envelope.delta(index, delta)) is not None:
-                    yield event(envelope.chunk([choice]))
+                body, is_new = bodies.of(index, delta.choice)
+                for choice in ([body.opening()] if is_new else []) + [body.chunk(delta)]:
+                    if choice is not None:
+                        yield event(envelope.chunk([choice]))
         except TandemError as exc:
             yield event(error_body(exc))
             return

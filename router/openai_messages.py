@@ -18,16 +18,15 @@ _PARTS = {
     "refusal": "refusals are",
 }
 """Kinds of content parts and what people call them."""
-_TOOL_ROLES = ("tool", "function")
-_TOOL_FIELDS = ("tool_calls", "tool_call_id", "function_call")
-_EMPTY_FIELDS = (*_TOOL_FIELDS, "refusal", "audio", "annotations")
+_EMPTY_FIELDS = ("tool_calls", "tool_call_id", "function_call", "refusal", "audio", "annotations")
 """Fields that clients send back empty when they repeat an answer as history."""
 
 
 def served_messages(messages: list[Any]) -> list[Any]:
     """The messages without empty fields that mean nothing; everything else as it was.
 
-    Raises InvalidRequest for tools and for content that is not text. What is no message at all is left for others.
+    Raises InvalidRequest for content that is not text, and for functions in the form that tools have replaced. What is
+    no message at all is left for others.
     """
     return [
         _served(message, f"messages[{i}]") if isinstance(message, dict) else message
@@ -36,11 +35,10 @@ def served_messages(messages: list[Any]) -> list[Any]:
 
 
 def _served(message: dict[str, Any], path: str) -> dict[str, Any]:
-    if message.get("role") in _TOOL_ROLES:
-        raise _no(f"tools are not supported, so messages of the role {message['role']!r} are not", f"{path}.role")
-    for name in _TOOL_FIELDS:
-        if message.get(name):
-            raise _no("tools are not supported", f"{path}.{name}")
+    if message.get("role") == "function":
+        raise _no("the role 'function' is not supported; it is 'tool' now", f"{path}.role")
+    if message.get("function_call"):
+        raise _no("function_call is not supported; it is tool_calls now", f"{path}.function_call")
     content = message.get("content")
     for i, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None

@@ -8,52 +8,36 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Never, Self, TypeVar
+from typing import Any, Literal, Never, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from router.grammars import ANY_OBJECT, choice_grammar, ebnf_grammar, regex_grammar, schema_grammar
+from router.openai_chat import Message, NamedTool, ToolBody, tool_use
 from router.openai_messages import served_messages
-from router.prompt import Prompt
+from router.prompt import Conversation, Prompt
 from router.validation import SamplingOptions
 from tandem.errors import InvalidRequest
+from tandem.types import Grammar
 
 MAX_BATCH_PROMPTS = 256
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "echo": (None, False),
-    "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_p": (None, 0),
-    "min_tokens": (None, 0),
     "suffix": (None, ""),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),
     "reasoning_effort": (None,),
     "verbosity": (None,),
     "web_search_options": (None,),
-    "prompt_logprobs": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
     "skip_special_tokens": (None, True),
     "length_penalty": (None, 1),
     "use_beam_search": (None, False),
 }
-"""Fields that do not work yet, with the values that ask for nothing."""
+"""Fields that are not served, with the values that ask for nothing."""
 
 _HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 
@@ -68,6 +52,38 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     include_obfuscation: bool | None = None
+
+
+class JsonSchemaFormat(BaseModel):
+    """A named schema. It is held to whether `strict` or not."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(default_factory=lambda: {"type": "object"}, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What form the output must have."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    def grammar(self) -> tuple[str, Grammar] | None:
+        """With the field that asks for it. Raises InvalidRequest."""
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise InvalidRequest(
+                "response_format.json_schema goes with the type json_schema, and only with it",
+                param="response_format.json_schema",
+            )
+        if self.json_schema is not None:
+            param = "response_format.json_schema.schema"
+            return param, schema_grammar(self.json_schema.schema_, param=param)
+        return ("response_format", ANY_OBJECT) if self.type == "json_object" else None
 
 
 class _Body(BaseModel):
@@ -85,6 +101,20 @@ class _Body(BaseModel):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    prompt_logprobs: int | None = None
+    n: int | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     request_id: str | None = None
     timeout_s: float | None = None
     return_token_ids: bool | None = None
@@ -103,26 +133,66 @@ class _Body(BaseModel):
     def options(self) -> SamplingOptions:
         """The sampling fields; `stop` as a tuple."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        grammar_field, grammar = self._grammar()
         return SamplingOptions(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
             seed=self.seed,
             max_tokens=self.max_tokens,
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            min_tokens=self.min_tokens,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
+            prompt_logprobs=self.prompt_logprobs,
+            n=self.n,
+            grammar=grammar,
+            grammar_field=grammar_field,
         )
+
+    def _grammar(self) -> tuple[str, Grammar | None]:
+        """What the output must match, and which field says so. Raises InvalidRequest when two do."""
+        asked: list[tuple[str, Grammar]] = []
+        if self.response_format is not None and (by_format := self.response_format.grammar()) is not None:
+            asked.append(by_format)
+        if self.guided_json is not None:
+            asked.append(("guided_json", schema_grammar(self.guided_json, param="guided_json")))
+        if self.guided_regex is not None:
+            asked.append(("guided_regex", regex_grammar(self.guided_regex, param="guided_regex")))
+        if self.guided_choice is not None:
+            asked.append(("guided_choice", choice_grammar(self.guided_choice, param="guided_choice")))
+        if self.guided_grammar is not None:
+            asked.append(("guided_grammar", ebnf_grammar(self.guided_grammar, param="guided_grammar")))
+        if len(asked) > 1:
+            first, second = asked[0][0], asked[1][0]
+            raise InvalidRequest(f"{second} does not go with {first}: give one of them", param=second)
+        return asked[0] if asked else ("grammar", None)
 
 
 class CompletionBody(_Body):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
 
     def options(self) -> SamplingOptions:
-        """As OpenAI's completions, 16 tokens where `max_tokens` is left out."""
-        options = super().options()
+        """As OpenAI's completions, 16 tokens where `max_tokens` is left out; with echo the prompt is scored too."""
+        if self.best_of not in (None, self.n or 1):
+            raise InvalidRequest(
+                "best_of is not supported: ask for n outputs with logprobs, and choose the best yourself",
+                param="best_of",
+            )
+        options = replace(super().options(), logprobs=self.logprobs)
+        if self.echo and options.prompt_logprobs is None:
+            options = replace(options, prompt_logprobs=self.logprobs)
         return options if options.max_tokens is not None else replace(options, max_tokens=DEFAULT_COMPLETION_TOKENS)
 
     def prompts(self) -> list[Prompt]:
@@ -143,35 +213,16 @@ class CompletionBody(_Body):
         )
 
 
-class TextPart(BaseModel):
-    """One part of a message's content; only text."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    type: str
-    text: str
-
-
-class Message(BaseModel):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    role: str
-    content: str | list[TextPart]
-    name: str | None = None
-
-    def plain(self) -> dict[str, str]:
-        """Role and joined text."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": content}
-
-
 class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
     messages: list[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -179,9 +230,18 @@ class ChatBody(_Body):
         messages = values.get("messages")
         return {**values, "messages": served_messages(messages)} if isinstance(messages, list) else values
 
+    def conversation(self) -> Conversation:
+        """Messages and tools. Raises InvalidRequest."""
+        use = tool_use(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)
+        messages = tuple(message.plain(f"messages[{i}]") for i, message in enumerate(self.messages))
+        return Conversation(messages=messages, tools=use)
+
     def options(self) -> SamplingOptions:
         """`max_completion_tokens` wins over its older name `max_tokens`."""
-        options = super().options()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        options = replace(super().options(), logprobs=logprobs, logprobs_field="top_logprobs")
         if self.max_completion_tokens is None:
             return options
         return replace(options, max_tokens=self.max_completion_tokens, max_tokens_field="max_completion_tokens")
@@ -207,11 +267,18 @@ def parse_body(raw: bytes, kind: type[BodyT]) -> BodyT:
         raise _first_error(exc) from exc
 
 
+def _token_id(text: str) -> int:
+    """A key of logit_bias: JSON objects have no other keys than strings."""
+    if not text.isdecimal():
+        raise InvalidRequest(f"logit_bias: a key must be a token id, got {text!r:.40}", param="logit_bias")
+    return int(text)
+
+
 def _refuse_unless_neutral(name: str, value: Any) -> None:
     if name not in _NEUTRAL:
         raise InvalidRequest(f"unknown field {name!r}", param=name)
     if not any(value == neutral and type(value) in (type(neutral), float) for neutral in _NEUTRAL[name]):
-        raise InvalidRequest(f"{name} is not supported yet", param=name)
+        raise InvalidRequest(f"{name} is not supported", param=name)
 
 
 def _parse_json(raw: bytes) -> Any:
@@ -250,7 +317,7 @@ def _first_error(error: ValidationError) -> InvalidRequest:
 
 def _is_union_branch(part: str | int) -> bool:
     """pydantic names the tried member of a union in the path; no field has such a name."""
-    return isinstance(part, str) and (part in ("str", "int") or "[" in part)
+    return isinstance(part, str) and (part in ("str", "int", NamedTool.__name__) or "[" in part)
 
 
 def _dotted(path: Sequence[str | int]) -> str:

@@ -26,9 +26,12 @@ EXPECTED_OUTPUT_TOKENS = 256
 
 
 def num_decode_blocks(request: Request, block_size: int) -> int:
-    """Blocks that a request is expected to take on a decode worker."""
+    """Blocks that a request is expected to take on a decode worker; its choices share the prompt's full ones."""
+    num_prompt_tokens = len(request.prompt_token_ids)
     num_output_tokens = min(request.sampling.max_tokens, EXPECTED_OUTPUT_TOKENS)
-    return -(-(len(request.prompt_token_ids) + num_output_tokens) // block_size)
+    num_shared = num_prompt_tokens // block_size
+    num_each = -(-(num_prompt_tokens + num_output_tokens) // block_size)
+    return num_shared + request.num_choices * (num_each - num_shared)
 
 
 def route(view: ClusterView, request: Request, now: float) -> Route:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from router.tokenizer import ChatTokenizer
+from router.tools import NO_TOOLS, ToolUse, check_tools
 from router.validation import check_text, check_token_ids
 from tandem.errors import ContextLengthExceeded, InvalidRequest
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 """What a message may say of its author."""
 _ALIASES = {"developer": "system"}
 """Newer clients' words for what chat templates know under an older one."""
@@ -20,9 +22,14 @@ _INLINE_CHARS = 2_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """A chat prompt: messages with "role" and "content", oldest first."""
+    """A chat prompt, oldest message first, and the tools that the model may call.
 
-    messages: tuple[Mapping[str, str], ...]
+    A message has "role" and "content"; an assistant's may have "tool_calls" as chat templates know them, each with a
+    "function" of "name" and "arguments" (a mapping); a tool's has "tool_call_id".
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: ToolUse = NO_TOOLS
 
 
 Prompt = str | Sequence[int] | Conversation
@@ -32,6 +39,7 @@ def check_prompt(prompt: Prompt, *, vocab_size: int) -> None:
     """Raises InvalidRequest for an empty prompt, text without a UTF-8 form, ids outside the vocabulary, odd roles."""
     if isinstance(prompt, Conversation):
         _check_messages(prompt.messages)
+        check_tools(prompt.tools)
     elif isinstance(prompt, str):
         check_text(prompt, param="prompt")
     elif not prompt:
@@ -59,7 +67,7 @@ async def tokenize(tokenizer: ChatTokenizer, prompt: Prompt) -> Sequence[int]:
     if isinstance(prompt, Conversation):
         messages = [{**message, "role": _ALIASES.get(message["role"], message["role"])} for message in prompt.messages]
         size = sum(len(message["content"]) for message in messages)
-        return await _run(size, lambda: tokenizer.encode_chat(messages))
+        return await _run(size, lambda: tokenizer.encode_chat(messages, prompt.tools.offered))
     if isinstance(prompt, str):
         text = prompt
         return await _run(len(text), lambda: tokenizer.encode(text))
@@ -70,7 +78,7 @@ async def _run(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
     return encode() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(encode)
 
 
-def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if not messages:
         raise InvalidRequest("messages is empty", param="messages")
     for i, message in enumerate(messages):

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 class StopStrings:
     """The stop strings of one output. Text that `push` returned is certain never to be part of a stop string."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
         self._stops = tuple(stops)
+        self._is_included = is_included
         self._held = ""
         self.hit: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that may be shown now. After a hit (`hit` is set) it is the last one, cut before the stop text."""
+        """The text that may be shown now. After a hit (`hit` is set) it is the last one.
+
+        It is cut before the stop text, or after it where that is included.
+        """
         if not self._stops:
             return text
         text = self._held + text
@@ -22,7 +26,7 @@ class StopStrings:
         if found:
             at, self.hit = min(found)
             self._held = ""
-            return text[:at]
+            return text[: at + len(self.hit)] if self._is_included else text[:at]
         num_held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

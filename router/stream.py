@@ -1,4 +1,4 @@
-"""One open request at the router: pumps its tokens through detokenizer and stop strings into a bounded buffer.
+"""One open request at the router: pumps the tokens of all its choices, as text, into one bounded buffer.
 
 Owns the request's end: whatever happens (finish, error, deadline, cancel, a reader that goes away or is too slow),
 the dispatch is finished or aborted exactly once, and `on_closed` is told the outcome.
@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from router.detokenizer import Detokenizer
+from router.choice_text import ChoiceText
 from router.dispatch import Dispatch, DispatchResult
 from router.output import OutputBuffer, OutputDelta
-from router.stop_strings import StopStrings
 from router.timing import TokenClock
 from tandem.errors import DeadlineExceeded, RequestCancelled, TandemError
 from tandem.observability.metrics import OK
 from tandem.rpc.tandem.v1 import inference_pb2
-from tandem.types import FinishReason, Request, TokenStep
+from tandem.types import PromptScores, Request, TokenLogprobs, TokenStep
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,13 +37,12 @@ class OutputStream:
         request: Request,
         dispatch: Dispatch,
         *,
-        detokenizer: Detokenizer,
-        stop: StopStrings,
+        texts: Sequence[ChoiceText],
         clock: TokenClock,
         max_buffered_tokens: int,
         on_closed: Callable[[OutputStream], None],
     ) -> None:
-        """Starts at once; `request.deadline_s` is on the clock of `time.monotonic`."""
+        """Starts at once; `request.deadline_s` is on the clock of `time.monotonic`. One of `texts` for each choice."""
         self.request = request
         self.clock = clock
         self.outcome: str | None = None
@@ -53,8 +52,10 @@ class OutputStream:
         self.timings: inference_pb2.RequestTimings | None = None
         """Likewise."""
         self._dispatch = dispatch
-        self._detokenizer = detokenizer
-        self._stop = stop
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        """One for each prompt token after the first; known before the first delta, where they were asked for."""
+        self._texts = dict(enumerate(texts))
+        """Of choices that go on."""
         self._buffer = OutputBuffer(max_tokens=max_buffered_tokens)
         self._on_closed = on_closed
         self._pump = asyncio.create_task(self._run(), name=f"output {request.request_id}")
@@ -111,8 +112,8 @@ class OutputStream:
     async def _run(self) -> None:
         """The pump. Ends the output with a last step or an error; an error stops the workers at once."""
         try:
-            finish_reason = await self._read_until_deadline()
-            self._end(finish_reason, await self._dispatch.finish())
+            last = await self._read_until_deadline()
+            self._end(last, await self._dispatch.finish())
         except TandemError as exc:
             self._fail(exc)
         except Exception as exc:
@@ -122,7 +123,7 @@ class OutputStream:
             if self.outcome != OK:
                 await self._dispatch.abort()
 
-    async def _read_until_deadline(self) -> FinishReason:
+    async def _read_until_deadline(self) -> OutputDelta:
         try:
             async with asyncio.timeout(self.request.deadline_s - time.monotonic()) as scope:
                 return await self._read()
@@ -134,34 +135,41 @@ class OutputStream:
                 f"the request took longer than {limit_s:g} s; its tokens so far: {self.clock.num_tokens}"
             ) from exc
 
-    async def _read(self) -> FinishReason:
+    async def _read(self) -> OutputDelta:
+        """Until the last choice ends: its last delta, which waits for usage and timings."""
         async for step in self._dispatch:
-            self.clock.tick(time.monotonic())
-            finish_reason = self._accept(step)
-            if finish_reason is not None:
-                return finish_reason
+            if isinstance(step, PromptScores):
+                self.prompt_logprobs = step.logprobs
+                continue
+            if step.choice not in self._texts:
+                continue  # was on its way when the choice's text ended
+            self.clock.tick(time.monotonic(), choice=step.choice)
+            last = self._accept(step)
+            if last is not None:
+                return last
             await asyncio.sleep(0)  # the reader's turn, also when many tokens are here already
         raise TandemError("the token stream ended without a finish reason")
 
-    def _accept(self, step: TokenStep) -> FinishReason | None:
-        """Books one token and hands on the text that is now certain. The finish reason when the output ends here."""
-        finish_reason = step.finish_reason
-        text = self._stop.push(self._detokenizer.push(step.token_id))
-        if finish_reason is not None and self._stop.hit is None:
-            text += self._stop.push(self._detokenizer.flush())
-        if self._stop.hit is not None:
-            finish_reason = FinishReason.STOP
-        elif finish_reason is not None:
-            text += self._stop.flush()
-        self._buffer.put(OutputDelta(text=text, token_ids=(step.token_id,)))
-        return finish_reason
+    def _accept(self, step: TokenStep) -> OutputDelta | None:
+        """Books one token and hands on the text that is now certain. The delta with which the last choice ends."""
+        text = self._texts[step.choice]
+        delta = text.accept(step)
+        if delta.finish_reason is not None:
+            del self._texts[step.choice]
+            if not self._texts:
+                self._buffer.put(replace(delta, finish_reason=None))
+                return OutputDelta(choice=step.choice, finish_reason=delta.finish_reason)
+            if text.was_stopped and step.finish_reason is None:
+                self._dispatch.stop(step.choice)
+        self._buffer.put(delta)
+        return None
 
-    def _end(self, finish_reason: FinishReason, result: DispatchResult) -> None:
+    def _end(self, last: OutputDelta, result: DispatchResult) -> None:
         self.usage = inference_pb2.Usage(
             prompt_tokens=len(self.request.prompt_token_ids),
             completion_tokens=self.clock.num_tokens,
             cached_tokens=result.prefill.num_cached_tokens if result.prefill is not None else 0,
         )
         self.timings = self.clock.timings(result)
-        self._buffer.put(OutputDelta(finish_reason=finish_reason, usage=self.usage, timings=self.timings))
+        self._buffer.put(replace(last, usage=self.usage, timings=self.timings))
         self.outcome = OK

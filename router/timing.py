@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import pairwise
 
 from router.dispatch import DispatchResult
 from tandem.rpc.tandem.v1 import inference_pb2
@@ -16,25 +15,29 @@ class TokenClock:
     def __init__(self, *, arrival_s: float, tokenized_s: float) -> None:
         self._arrival_s = arrival_s
         self._tokenized_s = tokenized_s
-        self._token_times_s = array("d")
+        self._first_s: float | None = None
+        self._last_s = arrival_s
+        self._last_of: dict[int, float] = {}
+        """When each choice's newest token came."""
+        self._gaps_s = array("d")
+        self.num_tokens = 0
+        """Tokens so far, of all choices."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens so far."""
-        return len(self._token_times_s)
-
-    def tick(self, now: float) -> None:
-        """A token came."""
-        self._token_times_s.append(now)
+    def tick(self, now: float, *, choice: int = 0) -> None:
+        """A token of a choice came."""
+        if choice in self._last_of:
+            self._gaps_s.append(now - self._last_of[choice])
+        self._last_of[choice] = self._last_s = now
+        self._first_s = now if self._first_s is None else self._first_s
+        self.num_tokens += 1
 
     def ttft_s(self) -> float | None:
         """From arrival to the first token; None before it."""
-        return self._token_times_s[0] - self._arrival_s if self._token_times_s else None
+        return None if self._first_s is None else self._first_s - self._arrival_s
 
     def gaps_s(self) -> list[float]:
-        """Between neighbouring tokens, in order."""
-        times = self._token_times_s
-        return [later - earlier for earlier, later in pairwise(times)]
+        """Between neighbouring tokens of one choice, in order."""
+        return list(self._gaps_s)
 
     def elapsed_s(self, now: float) -> float:
         """From arrival to `now`."""
@@ -43,12 +46,11 @@ class TokenClock:
     def timings(self, result: DispatchResult) -> inference_pb2.RequestTimings:
         """The timeline of an ended request."""
         gaps = sorted(self.gaps_s())
-        last_s = self._token_times_s[-1] if self._token_times_s else self._arrival_s
         return inference_pb2.RequestTimings(
             ttft_s=self.ttft_s() or 0.0,
             tbt_p50_s=percentile(gaps, 0.50),
             tbt_p99_s=percentile(gaps, 0.99),
-            total_s=last_s - self._arrival_s,
+            total_s=self._last_s - self._arrival_s,
             tokenize_s=self._tokenized_s - self._arrival_s,
             prefill=result.prefill,
             decode=result.decode,

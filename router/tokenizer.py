@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from router.detokenizer import Detokenizer, Vocabulary
+from router.tools import OPEN, Tool, ToolFormat, told_as_text
 from tandem.errors import InvalidRequest, ModelLoadError
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -52,27 +53,54 @@ class ChatTokenizer:
         """Token ids of a text prompt. Special tokens written in it are parsed; the config decides about a BOS token."""
         return list(self._backend.encode(text, add_special_tokens=True).ids)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    @property
+    def _template(self) -> str:
+        return str(self._template_owner.chat_template or "")
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of tools; None when its template tells it another way than is known here.
+
+        A template that knows no tools at all is told of them as text.
+        """
+        if "tools" not in self._template:
+            return ToolFormat.LIST
+        return ToolFormat.OBJECT if OPEN in self._template else None
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> str:
         """The conversation as the model's prompt, with the beginning of the assistant's turn.
 
         Raises InvalidRequest when the model has no chat template or the template refuses the messages.
         """
         if not self._template_owner.chat_template:
             raise InvalidRequest("this model has no chat template; send the prompt as text", param="messages")
-        plain = [dict(message) for message in messages]
+        given = [tool.as_openai() for tool in tools] or None
+        if "tools" in self._template:
+            told = [dict(message) for message in messages]
+        else:
+            told, given = told_as_text(messages, tools, ToolFormat.LIST), None
         try:
-            rendered = self._template_owner.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+            rendered = self._template_owner.apply_chat_template(
+                told, tools=given, tokenize=False, add_generation_prompt=True
+            )
         except TemplateError as exc:
             raise InvalidRequest(f"the chat template refuses the messages: {exc}", param="messages") from exc
         return str(rendered)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> list[int]:
         """Token ids of `render_chat`; the template itself holds the special tokens. Raises InvalidRequest."""
-        return list(self._backend.encode(self.render_chat(messages), add_special_tokens=False).ids)
+        return list(self._backend.encode(self.render_chat(messages, tools), add_special_tokens=False).ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole output, special tokens left out."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=True)
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """One token alone: as text, with U+FFFD for what is no whole character, and as UTF-8 bytes.
+
+        Special tokens are spelled out.
+        """
+        return self._vocabulary.spelled(token_id)
+
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
+        """The text of a whole output, special tokens left out unless they are kept."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=not keep_special)
 
     def detokenizer(self) -> Detokenizer:
         """A new incremental detokenizer, for one output."""

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from router.view import WorkerView
 from tandem.secret import ClusterKey
-from tandem.types import Epoch, Request, RequestId, Role, SamplingParams, WorkerId
+from tandem.types import (
+    Epoch,
+    FinishReason,
+    Request,
+    RequestId,
+    Role,
+    SampledToken,
+    SamplingParams,
+    TokenStep,
+    WorkerId,
+)
 
 
 def make_sampling(**changes: Any) -> SamplingParams:
@@ -14,7 +25,9 @@ def make_sampling(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **changes})
 
 
-def make_request(request_id: str = "r0", *, num_prompt_tokens: int = 5, **sampling: Any) -> Request:
+def make_request(
+    request_id: str = "r0", *, num_prompt_tokens: int = 5, num_choices: int = 1, **sampling: Any
+) -> Request:
     """A prompt of tokens 0, 1, 2, ..."""
     return Request(
         request_id=RequestId(request_id),
@@ -22,7 +35,22 @@ def make_request(request_id: str = "r0", *, num_prompt_tokens: int = 5, **sampli
         sampling=make_sampling(**sampling),
         arrival_s=0.0,
         deadline_s=1e9,
+        num_choices=num_choices,
     )
+
+
+def make_first(*token_ids: int, finish_reasons: Mapping[int, FinishReason] | None = None) -> tuple[TokenStep, ...]:
+    """The first tokens of a request's choices; those named in `finish_reasons` end with them."""
+    reasons = finish_reasons or {}
+    return tuple(
+        TokenStep(position=0, token_id=token_id, finish_reason=reasons.get(choice), choice=choice)
+        for choice, token_id in enumerate(token_ids)
+    )
+
+
+def sampled(*token_ids: int) -> list[SampledToken]:
+    """Tokens as an executor gives them, without log-probabilities."""
+    return [SampledToken(token_id=token_id) for token_id in token_ids]
 
 
 def make_worker_view(worker_id: str, role: Role, **changes: Any) -> WorkerView:

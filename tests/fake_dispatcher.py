@@ -38,17 +38,19 @@ class FakeDispatch:
         self.aborted = asyncio.Event()
         self.finished = asyncio.Event()
         self.num_steps = 0
+        self.running = set(range(request.num_choices))
 
     async def __aiter__(self) -> AsyncIterator[TokenStep]:
         position = 0
-        while True:
+        while self.running:
             for token_id in self.script.token_ids:
                 if self.script.stall_at == position:
                     self.stalled.set()
                     await self.release.wait()
                 reason = self.request.sampling.finish_reason(token_id, position)
                 self.num_steps += 1
-                yield TokenStep(position=position, token_id=token_id, finish_reason=reason)
+                for choice in sorted(self.running):
+                    yield TokenStep(position=position, token_id=token_id, finish_reason=reason, choice=choice)
                 if reason is not None:
                     return
                 position += 1
@@ -59,6 +61,9 @@ class FakeDispatch:
             await self.release.wait()
         if self.script.error is not None:
             raise self.script.error
+
+    def stop(self, choice: int) -> None:
+        self.running.discard(choice)
 
     async def finish(self) -> DispatchResult:
         self.finished.set()

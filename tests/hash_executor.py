@@ -6,14 +6,16 @@ KV of a token says which token, position and layer it is; nothing is learned, so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from tandem.kv.cache import KvCache
-from tandem.model.executor import LayerHook, SequenceSlice
+from tandem.model.executor import LayerHook, SequenceSlice, SliceOutput
+from tandem.model.grammar import GrammarCompiler
 from tandem.model.spec import ModelSpec
-from tandem.types import BlockId
+from tandem.types import BlockId, SampledToken
 
 VOCAB_SIZE = 257
 BLOCK_SIZE = 8
@@ -71,19 +73,23 @@ class HashExecutor:
         layout = SPEC.kv_layout(block_size=BLOCK_SIZE, dtype="float32")
         slab = allocate(layout.slab_bytes(num_blocks)).fill_(0xFF)
         self.cache = KvCache(layout, num_blocks, slab)
+        self.grammars = GrammarCompiler(Path("no tokenizer"), vocab_size=VOCAB_SIZE, eos_token_ids=())
         self._layers = [layer.numpy() for layer in self.cache.layers]
 
-    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[int | None]:
+    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[SliceOutput]:
         for layer in range(SPEC.num_layers):
             for piece in batch:
                 self._write(layer, piece)
             if on_layer is not None:
                 on_layer(layer)
-        return [None if piece.sampling is None else next_token(self._read(piece)) for piece in batch]
+        return [SliceOutput(tokens=self._tokens(piece)) for piece in batch]
+
+    def _tokens(self, piece: SequenceSlice) -> tuple[SampledToken, ...]:
+        return tuple(SampledToken(token_id=next_token(self._read(piece))) for _ in piece.choices)
 
     def write_prompt(self, token_ids: Sequence[int], block_ids: Sequence[BlockId]) -> None:
         """The KV of the first tokens of a prompt, in all layers."""
-        piece = SequenceSlice(token_ids=token_ids, num_computed=0, block_ids=block_ids, sampling=None)
+        piece = SequenceSlice(token_ids=token_ids, num_computed=0, block_ids=block_ids)
         for layer in range(SPEC.num_layers):
             self._write(layer, piece)
 

@@ -44,7 +44,7 @@ from tandem.rpc.server import RpcServer, start_server
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
 from tandem.secret import ClusterKey
-from tandem.types import Epoch, HandoffId, Request, RequestId, Role, SamplingParams, WorkerId
+from tandem.types import Epoch, HandoffId, Request, RequestId, Role, SamplingParams, TokenStep, WorkerId
 from tandem.worker.build import worker_facts
 from tandem.worker.host import WorkerFacts
 from tests.engine_driver import EngineDriver
@@ -126,7 +126,7 @@ class Pair:
         """A request from its start to its last token. Raises TandemError."""
         dispatch = self.dispatch(prompt, **fields)
         try:
-            return [step.token_id async for step in dispatch]
+            return [step.token_id async for step in dispatch if isinstance(step, TokenStep)]
         finally:
             await dispatch.finish()
 
@@ -282,7 +282,9 @@ def make_prompt(num_tokens: int, seed: int = 0) -> list[int]:
     return [drawn.randrange(256) for _ in range(num_tokens)]
 
 
-def make_live_request(prompt: Sequence[int], *, timeout_s: float = 30.0, **sampling: Any) -> Request:
+def make_live_request(
+    prompt: Sequence[int], *, timeout_s: float = 30.0, num_choices: int = 1, **sampling: Any
+) -> Request:
     """Greedy, four tokens, on this process's clock."""
     now = time.monotonic()
     return Request(
@@ -291,11 +293,13 @@ def make_live_request(prompt: Sequence[int], *, timeout_s: float = 30.0, **sampl
         sampling=make_sampling(**sampling),
         arrival_s=now,
         deadline_s=now + timeout_s,
+        num_choices=num_choices,
     )
 
 
 @cache
-def _driver(model: Path, dtype: Dtype) -> EngineDriver:
+def driver_of(model: Path, dtype: Dtype = "float32") -> EngineDriver:
+    """One engine that prefills and decodes, alone."""
     executor = load(model, 256, dtype, lambda num_bytes: torch.full((num_bytes,), 0xFF, dtype=torch.uint8))
     return EngineDriver(executor, max_sequences=1, chunk_tokens=CHUNK_TOKENS)
 
@@ -303,7 +307,7 @@ def _driver(model: Path, dtype: Dtype) -> EngineDriver:
 def monolithic(model: Path, prompt: Sequence[int], *, dtype: Dtype = "float32", **sampling: Any) -> list[int]:
     """What one engine that prefills and decodes gives for a request alone."""
     params: SamplingParams = make_sampling(**sampling)
-    return _driver(model, dtype).run([prompt], params)[0]
+    return driver_of(model, dtype).run([prompt], params)[0]
 
 
 async def until(

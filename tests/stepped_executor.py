@@ -6,7 +6,8 @@ import threading
 from collections.abc import Sequence
 
 from tandem.kv.cache import KvCache
-from tandem.model.executor import Executor, LayerHook, SequenceSlice
+from tandem.model.executor import Executor, LayerHook, SequenceSlice, SliceOutput
+from tandem.model.grammar import GrammarCompiler
 from tandem.model.spec import ModelSpec
 
 
@@ -30,6 +31,10 @@ class SteppedExecutor:
     def cache(self) -> KvCache:
         return self._inner.cache
 
+    @property
+    def grammars(self) -> GrammarCompiler:
+        return self._inner.grammars
+
     def stop(self) -> None:
         """The next iteration waits for `go`."""
         self._open.clear()
@@ -38,7 +43,7 @@ class SteppedExecutor:
         """Lets iterations run."""
         self._open.set()
 
-    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[int | None]:
+    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[SliceOutput]:
         if not self._open.is_set():
             self.stopped.set()
             self._open.wait()

@@ -65,6 +65,14 @@ class BlockPool:
             assert block in self._references, f"block {block} is not in use"
             self._references[block] += 1
 
+    def num_references(self, block: BlockId) -> int:
+        """How many hold the block; 0 when it is free."""
+        return self._references.get(block, 0)
+
+    def is_shared(self, block: BlockId) -> bool:
+        """Whether more than one holds the block."""
+        return self.num_references(block) > 1
+
     def release(self, blocks: Iterable[BlockId]) -> None:
         """Takes one reference from each block; the last one frees it."""
         for block in blocks:

@@ -35,3 +35,9 @@ class KvCache:
         size = self.layout.block_layer_bytes
         row = self._bytes[layer]
         return [row[first * size : (first + count) * size] for first, count in contiguous_runs(block_ids)]
+
+    def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
+        """Copies whole blocks in all layers; no block is on both sides."""
+        source, destination = torch.tensor(sources), torch.tensor(destinations)
+        for layer in self.layers:
+            layer.index_copy_(0, destination, layer.index_select(0, source))

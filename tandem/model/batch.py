@@ -42,7 +42,7 @@ class FlatBatch:
     kv_rows: torch.Tensor
     """`[num_tokens * 2 * num_kv_heads]` int64: where each token's K heads, then its V heads go."""
     sampled: torch.Tensor
-    """`[num_sampled]` int64: tokens whose logits are wanted."""
+    """`[num_sampled]` int64: the last token of each slice with choices."""
 
 
 def cache_rows(layout: KvLayout, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ def build_batch(pieces: Sequence[SequenceSlice], layout: KvLayout, frequencies: 
     positions = torch.cat([torch.arange(s.num_computed, s.kv_length) for s in slices])
     size = layout.block_size
     blocks = torch.cat([s.block_ids[torch.arange(s.num_computed, s.kv_length) // size] for s in slices])
-    last = [s.q_end - 1 for s, piece in zip(slices, pieces, strict=True) if piece.sampling is not None]
+    last = [s.q_end - 1 for s, piece in zip(slices, pieces, strict=True) if piece.choices]
     return FlatBatch(
         token_ids=torch.tensor([token for piece in pieces for token in piece.token_ids], dtype=torch.int64),
         slices=tuple(slices),

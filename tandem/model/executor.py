@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.kv.cache import KvCache
+from tandem.model.choice import Choice
+from tandem.model.grammar import GrammarCompiler
 from tandem.model.spec import ModelSpec
-from tandem.types import BlockId, SamplingParams
+from tandem.types import BlockId, SampledToken, TokenLogprobs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scoring:
+    """Log-probabilities wanted of given tokens: `targets[i]` comes after the slice's token `i` in the prompt."""
+
+    targets: Sequence[int]
+    num_top: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,15 +26,23 @@ class SequenceSlice:
     """The part of one sequence that an iteration computes: a prefill chunk, or the one newest token in decode.
 
     `token_ids` are at context positions `num_computed .. num_computed + len(token_ids)`; the KV of all earlier
-    positions is in the cache. `block_ids` is the block table, long enough for all of them. With `sampling` set, the
-    token after the slice is sampled; `output_position` is its index in the output (first token: 0).
+    positions is in the cache. `block_ids` is the block table, long enough for all of them. For each of `choices` the
+    token after the slice is sampled; reading them is all that the executor does with them.
     """
 
     token_ids: Sequence[int]
     num_computed: int
     block_ids: Sequence[BlockId]
-    sampling: SamplingParams | None
-    output_position: int = 0
+    choices: Sequence[Choice] = ()
+    scoring: Scoring | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceOutput:
+    """What came of one slice: a token for each of its choices, an entry for each target of its scoring."""
+
+    tokens: tuple[SampledToken, ...] = ()
+    scores: tuple[TokenLogprobs, ...] = ()
 
 
 LayerHook = Callable[[int], None]
@@ -42,5 +60,9 @@ class Executor(Protocol):
     def cache(self) -> KvCache:
         """The paged KV cache that slices point into."""
 
-    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[int | None]:
-        """Runs one iteration over the flat batch. One entry per slice: the sampled token, or None without sampling."""
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars for the model's vocabulary. Its owner closes it."""
+
+    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[SliceOutput]:
+        """Runs one iteration over the flat batch. One entry per slice."""

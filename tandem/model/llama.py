@@ -36,15 +36,19 @@ class LlamaModel:
         self._num_query = spec.num_heads * spec.head_dim
 
     def forward(self, batch: FlatBatch, on_layer: LayerHook | None = None) -> torch.Tensor:
-        """Runs all layers. Logits of the sampled tokens: `[num_sampled, vocab]` fp32."""
+        """Runs all layers: what they make of each token, `[num_tokens, hidden]`."""
         plan = self._attention.plan(batch)
         x = self._weights.embedding.index_select(0, batch.token_ids)
         for index, layer in enumerate(self._weights.layers):
             x = self._attend(x, layer, batch, plan, index, on_layer)
             x = self._feed_forward(x, layer)
-        if batch.sampled.numel() == 0:
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits after given rows of what `forward` returned, `[num_rows, hidden]`: `[num_rows, vocab]` fp32."""
+        if not len(hidden):
             return torch.empty(0, self._spec.vocab_size)
-        rows = rms_norm(x.index_select(0, batch.sampled), self._weights.final_norm, self._spec.rms_norm_eps)
+        rows = rms_norm(hidden, self._weights.final_norm, self._spec.rms_norm_eps)
         return project(rows, self._weights.lm_head).float()
 
     def _attend(

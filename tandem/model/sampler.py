@@ -9,6 +9,7 @@ a cumulative distribution.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,7 +53,15 @@ def _nucleus(masses: torch.Tensor, target: torch.Tensor, order: torch.Tensor) ->
 
 
 def _candidates(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
-    """Ids that top-k and top-p keep, in sampling order; None keeps the whole vocabulary in order of id."""
+    """Ids that top-k, top-p and min-p keep, in sampling order; None keeps the whole vocabulary in order of id."""
+    kept = _top_candidates(scaled, params)
+    if params.min_p <= 0.0:
+        return kept
+    ids = torch.arange(scaled.numel()) if kept is None else kept
+    return ids[scaled[ids] >= scaled.max() + math.log(params.min_p)]
+
+
+def _top_candidates(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
     size = scaled.numel()
     kept = None
     if 0 < params.top_k < size:
@@ -71,9 +80,9 @@ def _candidates(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | 
 def sample(logits: torch.Tensor, params: SamplingParams, output_position: int) -> int:
     """One token from one row of logits `[vocab]` (fp32).
 
-    Temperature 0 takes the most likely token, the lowest id among equals. Otherwise temperature, top-k and top-p
-    apply in this order (top-p to the distribution that top-k left), and of what they keep the token is taken whose
-    scaled logit plus Gumbel noise is largest.
+    Temperature 0 takes the most likely token, the lowest id among equals. Otherwise temperature, top-k, top-p and
+    min-p apply in this order (top-p to the distribution that top-k left), and of what they keep the token is taken
+    whose scaled logit plus Gumbel noise is largest.
     """
     if params.temperature == 0.0:
         return int(logits.argmax())

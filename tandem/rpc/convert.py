@@ -9,15 +9,29 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from tandem.errors import DeadlineExceeded, InvalidRequest
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2
-from tandem.types import FinishReason, HandoffId, Request, RequestId, SamplingParams
+from tandem.types import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    HandoffId,
+    Request,
+    RequestId,
+    SamplingParams,
+    TokenLogprobs,
+    TokenStep,
+)
 
 _TO_PROTO: dict[FinishReason | None, common_pb2.FinishReason.ValueType] = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.TOOL_CALLS: common_pb2.FINISH_REASON_TOOL_CALLS,
 }
 _FROM_PROTO: dict[int, FinishReason | None] = {value: reason for reason, value in _TO_PROTO.items()}
 _HANDOFF_ID = re.compile(r"[0-9a-f]{32}")
@@ -35,30 +49,143 @@ def finish_reason_from_proto(value: int) -> FinishReason | None:
 
 
 def sampling_to_proto(sampling: SamplingParams) -> worker_pb2.ResolvedSampling:
-    """temperature and top_p travel as 32-bit floats."""
+    """Numbers travel as they are, in 64 bits: both pools compute with the same ones."""
     return worker_pb2.ResolvedSampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
         seed=sampling.seed,
         max_tokens=sampling.max_tokens,
         stop_token_ids=sampling.stop_token_ids,
+        min_tokens=sampling.min_tokens,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        bias_token_ids=[token_id for token_id, _ in sampling.logit_bias],
+        biases=[bias for _, bias in sampling.logit_bias],
+        num_logprobs=sampling.num_logprobs,
+        num_prompt_logprobs=sampling.num_prompt_logprobs,
+        grammar=None if sampling.grammar is None else _grammar_to_proto(sampling.grammar),
     )
 
 
 def sampling_from_proto(message: worker_pb2.ResolvedSampling) -> SamplingParams:
     """Inverse of `sampling_to_proto`. Raises InvalidRequest for values outside their bounds."""
-    _require(0 <= message.temperature <= 2, "temperature", message.temperature, "0 to 2")
+    _require_between("temperature", message.temperature, 0, 2)
     _require(0 < message.top_p <= 1, "top_p", message.top_p, "more than 0 and at most 1")
     _require(message.top_k >= 0, "top_k", message.top_k, "0 or more")
+    _require_between("min_p", message.min_p, 0, 1)
     _require(message.max_tokens >= 1, "max_tokens", message.max_tokens, "1 or more")
+    _require_between("min_tokens", message.min_tokens, 0, message.max_tokens)
+    _require_between("presence_penalty", message.presence_penalty, -2, 2)
+    _require_between("frequency_penalty", message.frequency_penalty, -2, 2)
+    penalty = message.repetition_penalty
+    _require(0 < penalty <= 10, "repetition_penalty", penalty, "more than 0 and at most 10")
     return SamplingParams(
         temperature=message.temperature,
         top_p=message.top_p,
         top_k=message.top_k,
+        min_p=message.min_p,
         seed=message.seed,
         max_tokens=message.max_tokens,
         stop_token_ids=_token_ids(message.stop_token_ids, "stop_token_ids"),
+        min_tokens=message.min_tokens,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=penalty,
+        logit_bias=_bias_from_proto(message),
+        num_logprobs=_num_logprobs(message, "num_logprobs"),
+        num_prompt_logprobs=_num_logprobs(message, "num_prompt_logprobs"),
+        grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
+    )
+
+
+def _bias_from_proto(message: worker_pb2.ResolvedSampling) -> tuple[tuple[int, float], ...]:
+    ids = _token_ids(message.bias_token_ids, "bias_token_ids")
+    _require(len(ids) == len(message.biases) == len(set(ids)), "bias_token_ids", ids, "as many as biases, each once")
+    for bias in message.biases:
+        _require_between("biases", bias, -100, 100)
+    return tuple(zip(ids, message.biases, strict=True))
+
+
+def _num_logprobs(
+    message: worker_pb2.ResolvedSampling, name: Literal["num_logprobs", "num_prompt_logprobs"]
+) -> int | None:
+    if not message.HasField(name):
+        return None
+    count: int = getattr(message, name)
+    _require_between(name, count, 0, MAX_LOGPROBS)
+    return count
+
+
+def _grammar_to_proto(grammar: Grammar) -> worker_pb2.ResolvedGrammar:
+    return worker_pb2.ResolvedGrammar(kind=grammar.kind, text=grammar.text)
+
+
+def _grammar_from_proto(message: worker_pb2.ResolvedGrammar) -> Grammar:
+    kinds = [str(kind) for kind in GrammarKind]
+    _require(message.kind in kinds, "grammar.kind", message.kind, "one of " + ", ".join(kinds))
+    return Grammar(kind=GrammarKind(message.kind), text=message.text)
+
+
+def logprobs_to_proto(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
+    """Log-probabilities travel as 32-bit floats, which they are."""
+    return common_pb2.TokenLogprobs(
+        logprob=logprobs.logprob, top_ids=logprobs.top_ids, top_logprobs=logprobs.top_logprobs
+    )
+
+
+def logprobs_from_proto(message: common_pb2.TokenLogprobs) -> TokenLogprobs:
+    """Inverse of `logprobs_to_proto`. Raises InvalidRequest when ids and values are not equally many."""
+    num_ids = len(message.top_ids)
+    _require(num_ids == len(message.top_logprobs), "top_ids", num_ids, "as many as top_logprobs")
+    return TokenLogprobs(
+        logprob=message.logprob,
+        top_ids=_token_ids(message.top_ids, "top_ids"),
+        top_logprobs=tuple(message.top_logprobs),
+    )
+
+
+def first_token_to_proto(step: TokenStep) -> worker_pb2.FirstToken:
+    """A choice's first token; its position is 0."""
+    return worker_pb2.FirstToken(
+        token_id=step.token_id,
+        finish_reason=finish_reason_to_proto(step.finish_reason),
+        choice=step.choice,
+        logprobs=None if step.logprobs is None else logprobs_to_proto(step.logprobs),
+    )
+
+
+def first_token_from_proto(message: worker_pb2.FirstToken) -> TokenStep:
+    """Inverse of `first_token_to_proto`. Raises InvalidRequest."""
+    return _step_from_proto(message, 0)
+
+
+def decoded_token_to_proto(step: TokenStep) -> worker_pb2.DecodedToken:
+    """A token from the decode leg."""
+    return worker_pb2.DecodedToken(
+        position=step.position,
+        token_id=step.token_id,
+        finish_reason=finish_reason_to_proto(step.finish_reason),
+        choice=step.choice,
+        logprobs=None if step.logprobs is None else logprobs_to_proto(step.logprobs),
+    )
+
+
+def decoded_token_from_proto(message: worker_pb2.DecodedToken) -> TokenStep:
+    """Inverse of `decoded_token_to_proto`. Raises InvalidRequest."""
+    return _step_from_proto(message, message.position)
+
+
+def _step_from_proto(message: worker_pb2.FirstToken | worker_pb2.DecodedToken, position: int) -> TokenStep:
+    _require_between("choice", message.choice, 0, MAX_CHOICES - 1)
+    return TokenStep(
+        position=position,
+        token_id=message.token_id,
+        finish_reason=finish_reason_from_proto(message.finish_reason),
+        choice=message.choice,
+        logprobs=logprobs_from_proto(message.logprobs) if message.HasField("logprobs") else None,
     )
 
 
@@ -78,6 +205,7 @@ def prefill_request_to_proto(
         sampling=sampling_to_proto(request.sampling),
         handoff=handoff,
         timeout_s=_seconds_left(request, now),
+        num_choices=request.num_choices,
     )
 
 
@@ -89,6 +217,7 @@ def decode_request_to_proto(request: Request, *, now: float, handoff_id: Handoff
         prompt_token_ids=request.prompt_token_ids,
         sampling=sampling_to_proto(request.sampling),
         timeout_s=_seconds_left(request, now),
+        num_choices=request.num_choices,
     )
 
 
@@ -109,6 +238,7 @@ def decode_request_from_proto(message: worker_pb2.DecodeRequest, *, now: float) 
 def _request_from_proto(message: worker_pb2.PrefillRequest | worker_pb2.DecodeRequest, now: float) -> Request:
     _require(bool(message.request_id), "request_id", message.request_id, "set")
     _require(len(message.prompt_token_ids) > 0, "prompt_token_ids", [], "at least one token id")
+    _require_between("num_choices", message.num_choices, 1, MAX_CHOICES)
     timeout_s = message.timeout_s
     _require(math.isfinite(timeout_s) and timeout_s > 0, "timeout_s", timeout_s, "more than 0 seconds")
     return Request(
@@ -117,6 +247,7 @@ def _request_from_proto(message: worker_pb2.PrefillRequest | worker_pb2.DecodeRe
         sampling=sampling_from_proto(message.sampling),
         arrival_s=now,
         deadline_s=now + timeout_s,
+        num_choices=message.num_choices,
     )
 
 
@@ -131,6 +262,10 @@ def _seconds_left(request: Request, now: float) -> float:
     if left_s <= 0:
         raise DeadlineExceeded(f"the deadline passed {-left_s:.3f} s ago, before the request was sent to a worker")
     return left_s
+
+
+def _require_between(name: str, value: float, low: float, high: float) -> None:
+    _require(low <= value <= high, name, value, f"{low} to {high}")
 
 
 def _require(ok: bool, name: str, value: object, bound: str) -> None:

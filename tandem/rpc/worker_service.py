@@ -24,6 +24,9 @@ class WorkerControl(Protocol):
     def abort(self, request_id: RequestId, error: TandemError) -> None:
         """Ends a request in any phase; unknown ids are fine."""
 
+    def abort_choice(self, request_id: RequestId, choice: int) -> None:
+        """Ends one choice of a request, others go on; unknown ones are fine."""
+
     def start_draining(self) -> None:
         """Refuses new requests from now on."""
 
@@ -42,7 +45,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return self._worker.status()
 
     async def Abort(self, request: worker_pb2.AbortRequest, context: Context) -> worker_pb2.AbortResponse:
-        """Ends a request."""
+        """Ends a request, or one choice of it."""
+        if request.HasField("choice"):
+            self._worker.abort_choice(RequestId(request.request_id), request.choice)
+            return worker_pb2.AbortResponse()
         self._worker.abort(RequestId(request.request_id), RequestCancelled("the request was aborted"))
         return worker_pb2.AbortResponse()
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from decode_pool.scheduler import DecodeOutput, DecodePlan, DecodeScheduler
 from tandem.kv.block_pool import BlockPool
 from tandem.types import FinishReason, RequestId
-from tests.factories import make_request
+from tests.factories import make_first, make_request, sampled
 
 
 def make_scheduler(*, num_blocks: int = 64, max_batch: int = 8, growth_tokens: int = 256) -> DecodeScheduler:
@@ -19,7 +19,7 @@ def make_scheduler(*, num_blocks: int = 64, max_batch: int = 8, growth_tokens: i
 
 def run(scheduler: DecodeScheduler, token: int = 7) -> tuple[DecodePlan, tuple[DecodeOutput, ...]]:
     plan = scheduler.schedule()
-    outputs = scheduler.commit(plan, [token] * len(plan.steps))
+    outputs = scheduler.commit(plan, sampled(*[token] * len(plan.steps)))
     scheduler.check_invariants()
     return plan, outputs
 
@@ -27,7 +27,7 @@ def run(scheduler: DecodeScheduler, token: int = 7) -> tuple[DecodePlan, tuple[D
 def admit(scheduler: DecodeScheduler, name: str, **sampling: object) -> None:
     scheduler.add(make_request(name, **sampling))
     assert RequestId(name) in scheduler.reserve()
-    scheduler.deliver(RequestId(name), 5)
+    scheduler.deliver(RequestId(name), make_first(5))
 
 
 def test_a_sequence_decodes_from_its_first_token_to_max_tokens_and_frees_its_blocks() -> None:
@@ -39,7 +39,7 @@ def test_a_sequence_decodes_from_its_first_token_to_max_tokens_and_frees_its_blo
         steps += [(s.token_id, s.num_computed, s.output_position) for s in plan.steps]
         outputs += output
     assert steps == [(5, 5, 1), (7, 6, 2), (7, 7, 3)]
-    assert [o.finish_reason for o in outputs] == [None, None, FinishReason.LENGTH]
+    assert [o.step.finish_reason for o in outputs] == [None, None, FinishReason.LENGTH]
     assert scheduler.pool.num_free == 64
 
 
@@ -80,7 +80,7 @@ def test_when_all_become_long_some_wait_and_all_finish() -> None:
         plan, outputs = run(scheduler)
         assert plan.steps
         paused = paused or len(plan.steps) < scheduler.num_running
-        finished += sum(output.finish_reason is not None for output in outputs)
+        finished += sum(output.step.finish_reason is not None for output in outputs)
     assert paused
     assert finished == 8
     assert scheduler.pool.num_free == 80
@@ -110,46 +110,127 @@ def test_blocks_that_a_running_iteration_writes_are_freed_only_when_it_is_commit
     plan = scheduler.schedule()
     assert scheduler.abort(RequestId("a"))
     assert scheduler.pool.num_free < 64
-    assert scheduler.commit(plan, [7]) == ()
+    assert scheduler.commit(plan, sampled(7)) == ()
     assert scheduler.pool.num_free == 64
+
+
+def test_choices_share_the_prompts_blocks_and_copy_its_last_one_when_they_write() -> None:
+    scheduler = make_scheduler(growth_tokens=4)
+    scheduler.add(make_request("a", num_prompt_tokens=6, num_choices=3, max_tokens=3))
+    scheduler.reserve()
+    first, last = scheduler.block_ids(RequestId("a"))
+    scheduler.deliver(RequestId("a"), make_first(5, 6, 7))
+    plan = scheduler.schedule()
+    assert [(s.choice, s.token_id, s.num_computed, s.output_position) for s in plan.steps] == [
+        (0, 5, 6, 1),
+        (1, 6, 6, 1),
+        (2, 7, 6, 1),
+    ]
+    assert [copy.source for copy in plan.copies] == [last, last]
+    assert {s.block_ids[0] for s in plan.steps} == {first}
+    assert [s.block_ids[1] for s in plan.steps] == [*(copy.destination for copy in plan.copies), last]
+    scheduler.commit(plan, sampled(7, 7, 7))
+    plan = scheduler.schedule()
+    assert plan.copies == ()
+    outputs = scheduler.commit(plan, sampled(7, 7, 7))
+    assert [o.is_last for o in outputs] == [False, False, True]
+    assert scheduler.pool.num_free == 64
+
+
+def test_a_prompt_that_fills_its_blocks_is_never_copied() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", num_prompt_tokens=8, num_choices=2, max_tokens=9))
+    scheduler.reserve()
+    scheduler.deliver(RequestId("a"), make_first(5, 6))
+    while not scheduler.is_idle:
+        assert run(scheduler)[0].copies == ()
+
+
+def test_choices_that_ended_with_their_first_token_are_not_decoded() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", num_choices=3))
+    scheduler.reserve()
+    scheduler.deliver(RequestId("a"), make_first(5, 6, 7, finish_reasons={1: FinishReason.STOP}))
+    assert [s.choice for s in run(scheduler)[0].steps] == [0, 2]
+
+
+def test_a_choice_that_ends_early_frees_its_own_blocks_only_and_the_last_one_the_rest() -> None:
+    scheduler = make_scheduler(growth_tokens=1)
+    scheduler.add(make_request("a", num_prompt_tokens=6, num_choices=2, max_tokens=30))
+    scheduler.reserve()
+    scheduler.deliver(RequestId("a"), make_first(5, 6))
+    run(scheduler)
+    assert not scheduler.end_choice(RequestId("a"), 0)
+    scheduler.check_invariants()
+    plan, _ = run(scheduler)
+    assert [s.choice for s in plan.steps] == [1]
+    assert scheduler.end_choice(RequestId("a"), 1)
+    assert scheduler.pool.num_free == 64
+
+
+def test_a_block_that_is_being_copied_is_not_freed_by_the_end_of_the_choice_that_waits() -> None:
+    scheduler = make_scheduler(max_batch=1)
+    scheduler.add(make_request("a", num_prompt_tokens=6, num_choices=2))
+    scheduler.reserve()
+    _, last = scheduler.block_ids(RequestId("a"))
+    scheduler.deliver(RequestId("a"), make_first(5, 6))
+    plan = scheduler.schedule()
+    assert [(s.choice, c.source) for s, c in zip(plan.steps, plan.copies, strict=True)] == [(0, last)]
+    assert not scheduler.end_choice(RequestId("a"), 1)
+    assert scheduler.pool.num_references(last) == 1
+    scheduler.commit(plan, sampled(7))
+    assert scheduler.pool.num_references(last) == 0
+    scheduler.check_invariants()
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_whatever_happens_every_block_comes_back_and_nobody_is_forgotten(data: st.DataObject) -> None:
     growth_tokens = data.draw(st.sampled_from([1, 4, 8, 256]))
-    scheduler = make_scheduler(num_blocks=8, max_batch=data.draw(st.integers(1, 4)), growth_tokens=growth_tokens)
+    scheduler = make_scheduler(num_blocks=14, max_batch=data.draw(st.integers(1, 4)), growth_tokens=growth_tokens)
     names = [RequestId(f"r{i}") for i in range(data.draw(st.integers(1, 8)))]
+    left: dict[RequestId, set[int]] = {}
+    """Choices that have not ended."""
     for name in names:
+        left[name] = set(range(data.draw(st.integers(1, 3))))
         scheduler.add(
             make_request(
                 name,
                 num_prompt_tokens=data.draw(st.integers(1, 20)),
                 max_tokens=data.draw(st.integers(2, 8)),
                 stop_token_ids=(1,),
+                num_choices=len(left[name]),
             )
         )
     moving: list[RequestId] = []
-    ended: set[RequestId] = set()
-    for turn in range(400):
+    delivered: set[RequestId] = set()
+    for turn in range(800):
         is_wild = turn < 40
         moving += scheduler.reserve()
         if moving and (not is_wild or data.draw(st.booleans())):
-            scheduler.deliver(moving.pop(0), 0)
+            delivered.add(moving[0])
+            scheduler.deliver(moving[0], make_first(*[0] * len(left[moving[0]])))
+            moving.pop(0)
         plan = scheduler.schedule()
         victim = data.draw(st.sampled_from([None, None, None, *names])) if is_wild else None
-        if victim is not None and victim not in ended:
-            if not scheduler.abort(victim):
-                moving.remove(victim)
-                scheduler.release(victim)
-            ended.add(victim)
+        if victim is not None and left[victim]:
+            choice = data.draw(st.sampled_from(sorted(left[victim])))
+            if victim in delivered and data.draw(st.booleans()):
+                left[victim].remove(choice)
+                assert scheduler.end_choice(victim, choice) == (not left[victim])
+            else:
+                left[victim].clear()
+                if not scheduler.abort(victim):
+                    moving.remove(victim)
+                    scheduler.release(victim)
         tokens = [data.draw(st.integers(0, 3)) if is_wild else 2 for _ in plan.steps]
-        for output in scheduler.commit(plan, tokens):
-            assert output.request_id not in ended
-            if output.finish_reason is not None:
-                ended.add(output.request_id)
+        for output in scheduler.commit(plan, sampled(*tokens)):
+            assert output.step.choice in left[output.request_id]
+            if output.step.finish_reason is not None:
+                left[output.request_id].remove(output.step.choice)
+            assert output.is_last == (not left[output.request_id])
         scheduler.check_invariants()
         if not len(scheduler):
             break
-    assert ended == set(names)
-    assert scheduler.pool.num_free == 8
+    assert not any(left.values())
+    assert scheduler.pool.num_free == 14

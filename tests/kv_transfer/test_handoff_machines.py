@@ -199,7 +199,7 @@ class HandoffWorld(RuleBasedStateMachine):
     def prompt_is_computed(self) -> None:
         digest = combined_digest(hash((b.layer, b.first_block)) & 0xFFFF for b in sorted(self.posted, key=order))
         record = Record(
-            first_token_id=1, finish_reason=None, num_cached_tokens=0, num_messages=len(self.posted), digest=digest
+            first=(), num_cached_tokens=0, num_messages=len(self.posted), digest=digest
         )
         self.do_source(self.source.computed(record))
 

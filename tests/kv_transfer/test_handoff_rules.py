@@ -41,8 +41,7 @@ def make_destination() -> DestinationHandoff:
 
 def make_record(*digests: int) -> Record:
     return Record(
-        first_token_id=1,
-        finish_reason=None,
+        first=(),
         num_cached_tokens=0,
         num_messages=len(digests),
         digest=combined_digest(digests),

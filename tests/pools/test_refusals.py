@@ -133,7 +133,9 @@ BAD_CONTINUATIONS = {
     "a second offer": worker_pb2.SourceMessage(offer=worker_pb2.HandoffOffer()),
     "an empty message": worker_pb2.SourceMessage(),
     "a finish reason of the future": worker_pb2.SourceMessage(
-        record=worker_pb2.HandoffRecord(epoch=4, finish_reason=99)  # type: ignore[arg-type]
+        record=worker_pb2.HandoffRecord(
+            epoch=4, first_tokens=[worker_pb2.FirstToken(finish_reason=99)]  # type: ignore[arg-type]
+        )
     ),
 }
 

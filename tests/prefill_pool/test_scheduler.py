@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from prefill_pool.scheduler import FirstOutput, PrefillPlan, PrefillScheduler
 from tandem.kv.block_pool import BlockPool
 from tandem.types import FinishReason, RequestId, WorkerId
-from tests.factories import make_request
+from tests.factories import make_request, sampled
 
 DECODE = WorkerId("d0")
 
@@ -25,7 +25,7 @@ def make_scheduler(*, num_blocks: int = 64, budget: int = 32, lookahead: int = 1
 
 def run(scheduler: PrefillScheduler, token: int = 7) -> tuple[PrefillPlan, tuple[FirstOutput, ...]]:
     plan = scheduler.schedule()
-    outputs = scheduler.commit(plan, [token if chunk.is_last else None for chunk in plan.chunks])
+    outputs = scheduler.commit(plan, [sampled(token) if chunk.is_last else [] for chunk in plan.chunks])
     scheduler.check_invariants()
     return plan, outputs
 
@@ -39,7 +39,7 @@ def test_a_long_prompt_is_cut_at_the_budget_and_sampled_once_at_its_end() -> Non
         sizes.append(plan.num_tokens)
         outputs += output
     assert sizes == [32, 32, 6]
-    assert [o.token_id for o in outputs] == [7]
+    assert [step.token_id for o in outputs for step in o.steps] == [7]
 
 
 def test_prompts_share_a_batch_in_order_of_arrival() -> None:
@@ -92,7 +92,7 @@ def test_blocks_that_a_running_iteration_writes_are_freed_only_when_it_is_commit
     scheduler.abort(RequestId("r0"))
     scheduler.release(RequestId("r0"))
     assert scheduler.pool.num_free == 62
-    assert scheduler.commit(plan, [7]) == ()
+    assert scheduler.commit(plan, [sampled(7)]) == ()
     assert scheduler.pool.num_free == 64
 
 
@@ -102,7 +102,19 @@ def test_the_first_token_obeys_every_finish_rule() -> None:
     scheduler.add(make_request("length", max_tokens=1), destination=None)
     scheduler.add(make_request("goes on"), destination=None)
     _, outputs = run(scheduler)
-    assert [o.finish_reason for o in outputs] == [FinishReason.STOP, FinishReason.LENGTH, None]
+    assert [step.finish_reason for o in outputs for step in o.steps] == [FinishReason.STOP, FinishReason.LENGTH, None]
+
+
+def test_each_choice_has_a_first_token_of_its_own_from_one_prefill() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request(num_choices=3, stop_token_ids=(9,)), destination=None)
+    plan = scheduler.schedule()
+    [output] = scheduler.commit(plan, [sampled(7, 9, 8)])
+    assert [(s.choice, s.token_id, s.finish_reason) for s in output.steps] == [
+        (0, 7, None),
+        (1, 9, FinishReason.STOP),
+        (2, 8, None),
+    ]
 
 
 @settings(max_examples=200, deadline=None)
@@ -129,7 +141,7 @@ def test_whatever_happens_every_block_comes_back_and_every_token_is_computed_onc
         for chunk in plan.chunks:
             assert chunk.start == computed[chunk.request.request_id]
             computed[chunk.request.request_id] += chunk.num_tokens
-        for output in scheduler.commit(plan, [1 if c.is_last else None for c in plan.chunks]):
+        for output in scheduler.commit(plan, [sampled(1) if c.is_last else [] for c in plan.chunks]):
             assert output.request_id not in finished | aborted
             finished.add(output.request_id)
             scheduler.release(output.request_id)

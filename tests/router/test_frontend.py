@@ -337,7 +337,7 @@ async def test_models_are_known_by_name_and_absent_before_workers_are():
         ([49_152], InvalidRequest),
         ("\ud800", InvalidRequest),
         (Conversation(messages=()), InvalidRequest),
-        (Conversation(messages=({"role": "tool", "content": "x"},)), InvalidRequest),
+        (Conversation(messages=({"role": "robot", "content": "x"},)), InvalidRequest),
         ([5] * 100_000, ContextLengthExceeded),
     ],
 )

@@ -245,3 +245,76 @@ async def test_stopping_the_router_ends_streams_with_unavailable():
         await stopping
     assert type(from_rpc_error(caught.value)) is WorkerUnavailable
     assert dispatcher.dispatches[0].aborted.is_set()
+
+
+@runs_async
+async def test_every_field_of_a_request_arrives_and_each_choice_answers_under_its_number():
+    dispatcher = saying("ok")
+    sampling = common_pb2.SamplingParams(
+        temperature=0.5,
+        min_p=0.25,
+        min_tokens=1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.5,
+        logit_bias={7: 1.5, 3: -2.0},
+        logprobs=2,
+        prompt_logprobs=0,
+        n=2,
+    )
+    async with running(dispatcher) as router, open_channel(router.grpc_address) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(generate(sampling=sampling))
+        steps = [step async for step in call]
+    for choice in (0, 1):
+        mine = [step for step in steps if step.choice == choice]
+        assert "".join(step.text for step in mine) == "ok"
+        assert [step.finish_reason for step in mine][-1] == STOP
+    assert [step.HasField("usage") for step in steps][-1]
+    request = dispatcher.dispatches[0].request
+    resolved = request.sampling
+    assert (request.num_choices, resolved.min_p, resolved.min_tokens) == (2, 0.25, 1)
+    penalties = (resolved.presence_penalty, resolved.frequency_penalty, resolved.repetition_penalty)
+    assert penalties == (0.5, -0.5, 1.5)
+    assert resolved.logit_bias == ((3, -2.0), (7, 1.5))
+    assert (resolved.num_logprobs, resolved.num_prompt_logprobs) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "param"),
+    [
+        ({}, "grammar"),
+        ({"regex": "(["}, "grammar"),
+        ({"json_schema": "{"}, "grammar.json_schema"),
+        ({"choice": {}}, "grammar.choice"),
+        ({"ebnf": ""}, "grammar.ebnf"),
+    ],
+)
+def test_a_grammar_that_cannot_be_is_named(grammar, param):
+    @runs_async
+    async def run():
+        async with running(saying("ok")) as router, open_channel(router.grpc_address) as channel:
+            request = generate(sampling={"grammar": grammar})
+            error = from_rpc_error(await failure(inference_pb2_grpc.InferenceStub(channel), request))
+        assert (error.code, error.param) == ("invalid_request", param)
+
+    run()
+
+
+@runs_async
+async def test_a_chat_with_tools_streams_its_calls():
+    text = '<tool_call>[{"name": "add", "arguments": {"x": 1}}]</tool_call>'
+    request = inference_pb2.ChatRequest(
+        messages=[
+            {"role": "user", "content": "Go."},
+            {"role": "assistant", "tool_calls": [{"id": "a", "name": "add", "arguments": '{"x": 0}'}]},
+            {"role": "tool", "content": "0", "tool_call_id": "a"},
+        ],
+        tools=[{"name": "add", "parameters": '{"type": "object"}'}],
+    )
+    async with running(saying(text)) as router, open_channel(router.grpc_address) as channel:
+        steps = [step async for step in inference_pb2_grpc.InferenceStub(channel).Chat(request)]
+    calls = [call for step in steps for call in step.tool_calls]
+    assert [call.name for call in calls if call.name] == ["add"]
+    assert "".join(call.arguments for call in calls) == '{"x": 1}'
+    assert steps[-1].finish_reason == common_pb2.FINISH_REASON_TOOL_CALLS
+    assert "".join(step.text for step in steps) == ""

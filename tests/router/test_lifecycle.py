@@ -5,9 +5,13 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from router.lifecycle import Action, Emit, Fail, OpenPrefill, RequestLifecycle
+from router.lifecycle import Action, Emit, Fail, OpenPrefill, RequestLifecycle, StopChoice
 from tandem.errors import HandoffFailed, WorkerUnavailable
-from tandem.types import FinishReason
+from tandem.types import FinishReason, TokenStep
+
+
+def step(position: int, token_id: int, reason: FinishReason | None = None, choice: int = 0) -> TokenStep:
+    return TokenStep(position=position, token_id=token_id, finish_reason=reason, choice=choice)
 
 
 def emitted(actions: list[Action]) -> list[int]:
@@ -27,24 +31,44 @@ def test_without_a_decode_leg_the_prefill_leg_opens_at_once() -> None:
 
 def test_decoded_tokens_wait_for_the_first_token() -> None:
     lifecycle = RequestLifecycle(has_decode=True)
-    assert emitted(lifecycle.token(1, 11, None)) == []
-    assert emitted(lifecycle.token(0, 10, None)) == [10, 11]
+    assert emitted(lifecycle.token(step(1, 11, None))) == []
+    assert emitted(lifecycle.token(step(0, 10, None))) == [10, 11]
 
 
 def test_a_leg_that_fails_after_the_last_token_is_no_failure() -> None:
     lifecycle = RequestLifecycle(has_decode=True)
-    lifecycle.token(0, 10, FinishReason.STOP)
+    lifecycle.token(step(0, 10, FinishReason.STOP))
     assert lifecycle.leg_failed("decode", HandoffFailed("late")) == []
     assert lifecycle.complete
 
 
 def test_legs_that_end_without_the_last_token_fail_the_request() -> None:
     lifecycle = RequestLifecycle(has_decode=True)
-    lifecycle.token(0, 10, None)
+    lifecycle.token(step(0, 10, None))
     assert lifecycle.leg_done("prefill") == []
     (failure,) = lifecycle.leg_done("decode")
     assert isinstance(failure, Fail)
     assert isinstance(failure.error, WorkerUnavailable)
+
+
+def test_a_request_is_complete_when_every_choice_is() -> None:
+    lifecycle = RequestLifecycle(has_decode=True, num_choices=2)
+    lifecycle.token(step(0, 10, FinishReason.STOP, choice=1))
+    assert not lifecycle.complete
+    assert emitted(lifecycle.token(step(0, 11, choice=0))) == [11]
+    lifecycle.token(step(1, 12, FinishReason.LENGTH, choice=0))
+    assert lifecycle.complete
+
+
+def test_a_stopped_choice_gives_nothing_more_and_the_decode_worker_is_told() -> None:
+    lifecycle = RequestLifecycle(has_decode=True, num_choices=2)
+    lifecycle.token(step(0, 10, choice=1))
+    assert lifecycle.stop(1) == [StopChoice(choice=1)]
+    assert lifecycle.stop(1) == []
+    assert lifecycle.token(step(1, 11, choice=1)) == []
+    lifecycle.token(step(0, 12, FinishReason.STOP, choice=0))
+    assert lifecycle.complete
+    lifecycle.check_invariants()
 
 
 @given(st.integers(1, 6), st.data())
@@ -59,7 +83,7 @@ def test_tokens_leave_in_order_exactly_once_and_the_first_failure_is_the_only_on
     for kind, position in data.draw(st.permutations(events)):
         if kind == "token":
             reason = FinishReason.LENGTH if position == length - 1 else None
-            actions = lifecycle.token(position, position, reason)
+            actions = lifecycle.token(step(position, position, reason))
         else:
             actions = lifecycle.leg_failed("decode", HandoffFailed("lost"))
         lifecycle.check_invariants()

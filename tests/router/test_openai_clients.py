@@ -74,7 +74,7 @@ async def test_the_client_raises_its_own_errors():
         with pytest.raises(openai.NotFoundError) as missing:
             await api.chat.completions.create(model="gpt", messages=MESSAGES)
         with pytest.raises(openai.BadRequestError) as wrong:
-            await api.chat.completions.create(model="test-model", messages=MESSAGES, n=2)
+            await api.chat.completions.create(model="test-model", messages=MESSAGES, n=0)
     assert missing.value.code == "model_not_found"
     assert wrong.value.param == "n"
 

@@ -149,24 +149,37 @@ async def test_harmless_fields_and_neutral_values_are_accepted():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
+        ("n", 0),
+        ("n", 129),
         ("n", True),
         ("best_of", 3),
         ("logprobs", True),
-        ("logprobs", 0),
+        ("logprobs", 21),
+        ("prompt_logprobs", -1),
         ("top_logprobs", 5),
-        ("echo", True),
-        ("logit_bias", {"5": 1}),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
+        ("echo", 1),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"49152": 1}),
+        ("logit_bias", {"a": 1}),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
         ("tools", [{"type": "function"}]),
-        ("response_format", {"type": "json_object"}),
         ("suffix", "x"),
-        ("min_p", 0.1),
+        ("min_p", 1.1),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("guided_json", '{"type": "object", "not": {}}'),
+        ("guided_json", "{"),
+        ("guided_json", {"type": "frob"}),
+        ("guided_regex", "(["),
+        ("guided_regex", ""),
+        ("guided_choice", []),
+        ("guided_grammar", "root ::= nothing"),
         ("no_such_field", None),
     ],
 )
-def test_a_field_that_does_not_work_yet_is_refused_by_name(field, value):
+def test_a_value_that_is_not_served_is_refused_by_its_fields_name(field, value):
     @runs_async
     async def run():
         response = await post("/v1/completions", json={**TEXT, field: value})

@@ -13,6 +13,7 @@ from tandem.errors import InvalidRequest
 from tests.router_harness import runs_async, tokenizer
 
 USER = {"role": "user", "content": "Hi"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 PICTURE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
 
 
@@ -30,17 +31,25 @@ def parsed(*messages: Any) -> ChatBody:
             "audio is not supported, only text",
         ),
         ({"role": "user", "content": [{"type": "smell"}]}, "messages[1].content[0]", "parts of the type 'smell' are"),
-        ({"role": "tool", "content": "4", "tool_call_id": "c"}, "messages[1].role", "tools are not supported"),
+        ({"role": "function", "content": "4", "name": "f"}, "messages[1].role", "it is 'tool' now"),
         (
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]},
-            "messages[1].tool_calls",
-            "tools are not supported",
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            "messages[1].function_call",
+            "it is tool_calls now",
+        ),
+        ({"role": "tool", "content": "4"}, "messages[1].tool_call_id", "goes with the role tool"),
+        ({"role": "user", "content": "4", "tool_calls": [CALL]}, "messages[1].tool_calls", "only an assistant calls"),
+        ({"role": "assistant", "content": None}, "messages[1].content", "required"),
+        (
+            {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1"}}]},
+            "messages[1].tool_calls[0].function.arguments",
+            "not valid JSON",
         ),
     ],
 )
 def test_what_is_not_served_is_named_with_its_place(message: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parsed(USER, message)
+        parsed(USER, message).conversation()
     assert caught.value.param == param
     assert words in caught.value.message
 
@@ -61,5 +70,5 @@ async def test_developer_is_the_system_of_the_chat_template() -> None:
 
 
 def test_the_roles_that_are_accepted_are_all_listed() -> None:
-    with pytest.raises(InvalidRequest, match="one of system, developer, user, assistant, got 'robot'"):
+    with pytest.raises(InvalidRequest, match="one of system, developer, user, assistant, tool, got 'robot'"):
         check_prompt(Conversation(messages=({"role": "robot", "content": "x"},)), vocab_size=10)

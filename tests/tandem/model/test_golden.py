@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from tandem.model.executor import LayerHook, SequenceSlice
+from tandem.model.executor import LayerHook, SequenceSlice, SliceOutput
 from tandem.model.files import DEFAULT_MODEL
-from tandem.model.sampler import sample_rows
+from tandem.model.sampling import choose
 from tandem.model.torch_executor import TorchExecutor
 from tandem.types import SamplingParams
 from tests.engine_driver import EngineDriver
@@ -38,13 +38,14 @@ class RecordingExecutor:
         self._inner = inner
         self.spec = inner.spec
         self.cache = inner.cache
+        self.grammars = inner.grammars
         self.rows: list[torch.Tensor] = []
 
-    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[int | None]:
+    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[SliceOutput]:
         logits = self._inner.logits(batch, on_layer)
-        self.rows.extend(logits)
-        tokens = iter(sample_rows(logits, [(p.sampling, p.output_position) for p in batch if p.sampling is not None]))
-        return [None if piece.sampling is None else next(tokens) for piece in batch]
+        self.rows.extend(logits.clone())
+        tokens = iter(choose(logits, [piece.choices for piece in batch if piece.choices]))
+        return [SliceOutput(tokens=next(tokens) if piece.choices else ()) for piece in batch]
 
 
 def run_alone(executor: TorchExecutor, prompt: list[int], sampling: SamplingParams, *, chunk_tokens: int) -> Run:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.model.executor import SequenceSlice
+from tandem.model.executor import SequenceSlice, SliceOutput
 from tandem.model.files import resolve_model
 from tandem.model.torch_executor import TorchExecutor
 from tandem.types import BlockId, SamplingParams
@@ -89,8 +89,8 @@ def test_a_layer_is_announced_once_its_keys_and_values_are_in_the_cache_and_in_o
         written = [bool(cache.layers[i][5, :, :, :10].isfinite().all()) for i in range(cache.layout.num_layers)]
         announced.append((layer, written))
 
-    piece = SequenceSlice(token_ids=list(range(10)), num_computed=0, block_ids=[BlockId(5)], sampling=None)
-    assert tiny.execute([piece], on_layer) == [None]
+    piece = SequenceSlice(token_ids=list(range(10)), num_computed=0, block_ids=[BlockId(5)])
+    assert tiny.execute([piece], on_layer) == [SliceOutput()]
     assert announced == [(0, [True, False, False]), (1, [True, True, False]), (2, [True, True, True])]
     assert not cache.layers[0][5, :, :, 10:].isfinite().any()
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.errors import DeadlineExceeded, InvalidRequest
 from tandem.rpc import convert
 from tandem.rpc.tandem.v1 import worker_pb2
-from tandem.types import FinishReason, HandoffId, Request, RequestId, SamplingParams
+from tandem.types import (
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    HandoffId,
+    Request,
+    RequestId,
+    SamplingParams,
+    TokenLogprobs,
+    TokenStep,
+)
 
 HANDOFF = HandoffId("0123456789abcdef" * 2)
 INT32_MAX = 2**31 - 1
@@ -34,19 +46,57 @@ def make_prefill(**changes: object) -> worker_pb2.PrefillRequest:
     return message
 
 
-@given(
-    temperature=st.floats(0, 2, width=32),
-    top_p=st.floats(0, 1, width=32, exclude_min=True),
+SAMPLINGS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0, 1, exclude_min=True),
     top_k=st.integers(0, INT32_MAX),
+    min_p=st.floats(0, 1),
     seed=st.integers(0, 2**64 - 1),
-    max_tokens=st.integers(1, INT32_MAX),
-    stops=st.lists(st.integers(0, INT32_MAX), max_size=5),
+    max_tokens=st.integers(7, INT32_MAX),
+    stop_token_ids=st.lists(st.integers(0, INT32_MAX), max_size=5).map(tuple),
+    min_tokens=st.integers(0, 7),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0, 10, exclude_min=True),
+    logit_bias=st.dictionaries(st.integers(0, INT32_MAX), st.floats(-100, 100), max_size=4).map(
+        lambda biases: tuple(sorted(biases.items()))
+    ),
+    num_logprobs=st.none() | st.integers(0, 20),
+    num_prompt_logprobs=st.none() | st.integers(0, 20),
+    grammar=st.none() | st.builds(Grammar, kind=st.sampled_from(GrammarKind), text=st.text()),
 )
-def test_sampling_survives_the_round_trip(temperature, top_p, top_k, seed, max_tokens, stops):
-    sampling = SamplingParams(
-        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens, stop_token_ids=tuple(stops)
+LOGPROBS = st.lists(st.tuples(st.integers(0, INT32_MAX), st.floats(-100, 0, width=32)), max_size=3).flatmap(
+    lambda top: st.builds(
+        TokenLogprobs,
+        logprob=st.floats(-100, 0, width=32),
+        top_ids=st.just(tuple(token_id for token_id, _ in top)),
+        top_logprobs=st.just(tuple(value for _, value in top)),
     )
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(SAMPLINGS)
+def test_sampling_survives_the_round_trip_bit_for_bit(sampling):
     assert convert.sampling_from_proto(convert.sampling_to_proto(sampling)) == sampling
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.builds(
+        TokenStep,
+        position=st.integers(0, INT32_MAX),
+        token_id=st.integers(0, INT32_MAX),
+        finish_reason=st.sampled_from([None, *FinishReason]),
+        choice=st.integers(0, 127),
+        logprobs=st.none() | LOGPROBS,
+    )
+)
+def test_tokens_survive_the_round_trip_on_both_legs(step):
+    assert convert.decoded_token_from_proto(convert.decoded_token_to_proto(step)) == step
+    first = replace(step, position=0)
+    assert convert.first_token_from_proto(convert.first_token_to_proto(first)) == first
 
 
 def test_the_prefill_leg_carries_the_request_and_the_time_left():
@@ -81,6 +131,17 @@ def test_a_request_whose_time_is_up_is_not_sent():
         ({"sampling": {"temperature": float("nan")}}, "temperature"),
         ({"sampling": {"top_p": 1.5}}, "top_p"),
         ({"sampling": {"top_k": -2}}, "top_k"),
+        ({"sampling": {"min_p": 2.0}}, "min_p"),
+        ({"sampling": {"min_tokens": 5}}, "min_tokens"),
+        ({"sampling": {"presence_penalty": -3.0}}, "presence_penalty"),
+        ({"sampling": {"frequency_penalty": float("nan")}}, "frequency_penalty"),
+        ({"sampling": {"repetition_penalty": -1.0}}, "repetition_penalty"),
+        ({"sampling": {"bias_token_ids": [1]}}, "bias_token_ids"),
+        ({"sampling": {"bias_token_ids": [1], "biases": [101.0]}}, "biases"),
+        ({"sampling": {"num_logprobs": 21}}, "num_logprobs"),
+        ({"sampling": {"num_prompt_logprobs": -1}}, "num_prompt_logprobs"),
+        ({"sampling": {"grammar": {"kind": "prose"}}}, "grammar.kind"),
+        ({"num_choices": 129}, "num_choices"),
         ({"timeout_s": -1.0}, "timeout_s"),
         ({"timeout_s": float("nan")}, "timeout_s"),
         ({"handoff": {"handoff_id": "zz", "decode_address": "a:1"}}, "handoff_id"),

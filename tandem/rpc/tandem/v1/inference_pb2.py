@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.rpc.tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tandem/v1/inference.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"W\n\x13SetPoolSizesRequest\x12\x14\n\x07prefill\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06\x64\x65\x63ode\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\n\n\x08_prefillB\t\n\x07_decode\",\n\tPoolSizes\x12\x0f\n\x07prefill\x18\x01 \x01(\x05\x12\x0e\n\x06\x64\x65\x63ode\x18\x02 \x01(\x05\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse\"\"\n\x12RestartPoolRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\")\n\x13RestartPoolResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"h\n\nPoolStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65sired\x18\x02 \x01(\x05\x12\x11\n\tnum_ready\x18\x03 \x01(\x05\x12\x14\n\x0cnum_draining\x18\x04 \x01(\x05\x12\x12\n\ngeneration\x18\x05 \x01(\x04\"\xb8\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x11\n\ttimeout_s\x18\x06 \x01(\x01\x42\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x9a\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x08messages\x18\x02 \x03(\x0b\x32\x16.tandem.v1.ChatMessage\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x11\n\ttimeout_s\x18\x05 \x01(\x01\"\xc4\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12.\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x1f\n\x05usage\x18\x05 \x01(\x0b\x32\x10.tandem.v1.Usage\x12*\n\x07timings\x18\x06 \x01(\x0b\x32\x19.tandem.v1.RequestTimings\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"\xf0\x01\n\x0eRequestTimings\x12\x0e\n\x06ttft_s\x18\x01 \x01(\x01\x12\x11\n\ttbt_p50_s\x18\x02 \x01(\x01\x12\x11\n\ttbt_p99_s\x18\x03 \x01(\x01\x12\x0f\n\x07total_s\x18\x04 \x01(\x01\x12\x12\n\ntokenize_s\x18\x05 \x01(\x01\x12*\n\x07prefill\x18\x06 \x01(\x0b\x32\x19.tandem.v1.PrefillTimings\x12(\n\x06\x64\x65\x63ode\x18\x07 \x01(\x0b\x32\x18.tandem.v1.DecodeTimings\x12\x16\n\x0eprefill_worker\x18\x08 \x01(\t\x12\x15\n\rdecode_worker\x18\t \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\x13\n\x11ListModelsRequest\"`\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12\x1c\n\x14model_context_tokens\x18\x04 \x01(\x05\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Model\"\x19\n\x17GetClusterStatusRequest\"\xb9\x01\n\rClusterStatus\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.tandem.v1.WorkerStatus\x12\x1c\n\x14num_running_requests\x18\x02 \x01(\x05\x12\r\n\x05model\x18\x03 \x01(\t\x12$\n\x05pools\x18\x04 \x03(\x0b\x32\x15.tandem.v1.PoolStatus\x12\x16\n\x0ehas_controller\x18\x05 \x01(\x08\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\"\x9f\x03\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x12\n\nnum_blocks\x18\x06 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x07 \x01(\x05\x12\x13\n\x0bnum_running\x18\x08 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\t \x01(\x05\x12\x1a\n\x12num_waiting_tokens\x18\n \x01(\x03\x12\x14\n\x0cnum_handoffs\x18\x0b \x01(\x05\x12\x0b\n\x03pid\x18\x0c \x01(\x05\x12\r\n\x05\x63ores\x18\r \x03(\x05\x12$\n\x05links\x18\x0e \x03(\x0b\x32\x15.tandem.v1.LinkStatus\x12\x16\n\x0enum_iterations\x18\x0f \x01(\x04\x12\x12\n\nnum_tokens\x18\x10 \x01(\x04\x12\x13\n\x0bmetrics_url\x18\x11 \x01(\t\x12\x12\n\ngeneration\x18\x12 \x01(\x04\x12\x0c\n\x04node\x18\x13 \x01(\t\x12\x11\n\ttransport\x18\x14 \x01(\t\"\xc2\x01\n\nLinkStatus\x12\x16\n\x0epeer_worker_id\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cnum_messages\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ytes_per_s\x18\x06 \x01(\x01\x12\x1a\n\x12probed_bytes_per_s\x18\x07 \x01(\x01\x12\x11\n\tlatency_s\x18\x08 \x01(\x01\x12\x0c\n\x04slow\x18\t \x01(\x08\x32\x9b\x02\n\tInference\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12=\n\x04\x43hat\x12\x16.tandem.v1.ChatRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12=\n\x06\x43\x61ncel\x12\x18.tandem.v1.CancelRequest\x1a\x19.tandem.v1.CancelResponse\x12I\n\nListModels\x12\x1c.tandem.v1.ListModelsRequest\x1a\x1d.tandem.v1.ListModelsResponse2\xbb\x02\n\x05\x41\x64min\x12P\n\x10GetClusterStatus\x12\".tandem.v1.GetClusterStatusRequest\x1a\x18.tandem.v1.ClusterStatus\x12\x44\n\x0cSetPoolSizes\x12\x1e.tandem.v1.SetPoolSizesRequest\x1a\x14.tandem.v1.PoolSizes\x12L\n\x0b\x44rainWorker\x12\x1d.tandem.v1.DrainWorkerRequest\x1a\x1e.tandem.v1.DrainWorkerResponse\x12L\n\x0bRestartPool\x12\x1d.tandem.v1.RestartPoolRequest\x1a\x1e.tandem.v1.RestartPoolResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tandem/v1/inference.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"W\n\x13SetPoolSizesRequest\x12\x14\n\x07prefill\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06\x64\x65\x63ode\x18\x02 \x01(\x05H\x01\x88\x01\x01\x42\n\n\x08_prefillB\t\n\x07_decode\",\n\tPoolSizes\x12\x0f\n\x07prefill\x18\x01 \x01(\x05\x12\x0e\n\x06\x64\x65\x63ode\x18\x02 \x01(\x05\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x15\n\x13\x44rainWorkerResponse\"\"\n\x12RestartPoolRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\")\n\x13RestartPoolResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\"h\n\nPoolStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65sired\x18\x02 \x01(\x05\x12\x11\n\tnum_ready\x18\x03 \x01(\x05\x12\x14\n\x0cnum_draining\x18\x04 \x01(\x05\x12\x12\n\ngeneration\x18\x05 \x01(\x04\"\xb8\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x11\n\ttimeout_s\x18\x06 \x01(\x01\x42\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"k\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\'\n\ntool_calls\x18\x03 \x03(\x0b\x32\x13.tandem.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"F\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x05\"\x89\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x08messages\x18\x02 \x03(\x0b\x32\x16.tandem.v1.ChatMessage\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x11\n\ttimeout_s\x18\x05 \x01(\x01\x12\x1e\n\x05tools\x18\x06 \x03(\x0b\x32\x0f.tandem.v1.Tool\x12\x13\n\x0btool_choice\x18\x07 \x01(\t\x12 \n\x13parallel_tool_calls\x18\x08 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_parallel_tool_calls\"\xdc\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12.\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x1f\n\x05usage\x18\x05 \x01(\x0b\x32\x10.tandem.v1.Usage\x12*\n\x07timings\x18\x06 \x01(\x0b\x32\x19.tandem.v1.RequestTimings\x12\x0e\n\x06\x63hoice\x18\x07 \x01(\x05\x12*\n\x08logprobs\x18\x08 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12\x31\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12\'\n\ntool_calls\x18\n \x03(\x0b\x32\x13.tandem.v1.ToolCall\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"\xf0\x01\n\x0eRequestTimings\x12\x0e\n\x06ttft_s\x18\x01 \x01(\x01\x12\x11\n\ttbt_p50_s\x18\x02 \x01(\x01\x12\x11\n\ttbt_p99_s\x18\x03 \x01(\x01\x12\x0f\n\x07total_s\x18\x04 \x01(\x01\x12\x12\n\ntokenize_s\x18\x05 \x01(\x01\x12*\n\x07prefill\x18\x06 \x01(\x0b\x32\x19.tandem.v1.PrefillTimings\x12(\n\x06\x64\x65\x63ode\x18\x07 \x01(\x0b\x32\x18.tandem.v1.DecodeTimings\x12\x16\n\x0eprefill_worker\x18\x08 \x01(\t\x12\x15\n\rdecode_worker\x18\t \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\x13\n\x11ListModelsRequest\"`\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\x05\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12\x1c\n\x14model_context_tokens\x18\x04 \x01(\x05\"6\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Model\"\x19\n\x17GetClusterStatusRequest\"\xb9\x01\n\rClusterStatus\x12(\n\x07workers\x18\x01 \x03(\x0b\x32\x17.tandem.v1.WorkerStatus\x12\x1c\n\x14num_running_requests\x18\x02 \x01(\x05\x12\r\n\x05model\x18\x03 \x01(\t\x12$\n\x05pools\x18\x04 \x03(\x0b\x32\x15.tandem.v1.PoolStatus\x12\x16\n\x0ehas_controller\x18\x05 \x01(\x08\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\"\x9f\x03\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x12\n\nnum_blocks\x18\x06 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x07 \x01(\x05\x12\x13\n\x0bnum_running\x18\x08 \x01(\x05\x12\x13\n\x0bnum_waiting\x18\t \x01(\x05\x12\x1a\n\x12num_waiting_tokens\x18\n \x01(\x03\x12\x14\n\x0cnum_handoffs\x18\x0b \x01(\x05\x12\x0b\n\x03pid\x18\x0c \x01(\x05\x12\r\n\x05\x63ores\x18\r \x03(\x05\x12$\n\x05links\x18\x0e \x03(\x0b\x32\x15.tandem.v1.LinkStatus\x12\x16\n\x0enum_iterations\x18\x0f \x01(\x04\x12\x12\n\nnum_tokens\x18\x10 \x01(\x04\x12\x13\n\x0bmetrics_url\x18\x11 \x01(\t\x12\x12\n\ngeneration\x18\x12 \x01(\x04\x12\x0c\n\x04node\x18\x13 \x01(\t\x12\x11\n\ttransport\x18\x14 \x01(\t\"\xc2\x01\n\nLinkStatus\x12\x16\n\x0epeer_worker_id\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x14\n\x0cnum_messages\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ytes_per_s\x18\x06 \x01(\x01\x12\x1a\n\x12probed_bytes_per_s\x18\x07 \x01(\x01\x12\x11\n\tlatency_s\x18\x08 \x01(\x01\x12\x0c\n\x04slow\x18\t \x01(\x08\x32\x9b\x02\n\tInference\x12\x45\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12=\n\x04\x43hat\x12\x16.tandem.v1.ChatRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12=\n\x06\x43\x61ncel\x12\x18.tandem.v1.CancelRequest\x1a\x19.tandem.v1.CancelResponse\x12I\n\nListModels\x12\x1c.tandem.v1.ListModelsRequest\x1a\x1d.tandem.v1.ListModelsResponse2\xbb\x02\n\x05\x41\x64min\x12P\n\x10GetClusterStatus\x12\".tandem.v1.GetClusterStatusRequest\x1a\x18.tandem.v1.ClusterStatus\x12\x44\n\x0cSetPoolSizes\x12\x1e.tandem.v1.SetPoolSizesRequest\x1a\x14.tandem.v1.PoolSizes\x12L\n\x0b\x44rainWorker\x12\x1d.tandem.v1.DrainWorkerRequest\x1a\x1e.tandem.v1.DrainWorkerResponse\x12L\n\x0bRestartPool\x12\x1d.tandem.v1.RestartPoolRequest\x1a\x1e.tandem.v1.RestartPoolResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,35 +51,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=635
   _globals['_TOKENIDS']._serialized_end=658
   _globals['_CHATMESSAGE']._serialized_start=660
-  _globals['_CHATMESSAGE']._serialized_end=704
-  _globals['_CHATREQUEST']._serialized_start=707
-  _globals['_CHATREQUEST']._serialized_end=861
-  _globals['_GENERATERESPONSE']._serialized_start=864
-  _globals['_GENERATERESPONSE']._serialized_end=1060
-  _globals['_USAGE']._serialized_start=1062
-  _globals['_USAGE']._serialized_end=1142
-  _globals['_REQUESTTIMINGS']._serialized_start=1145
-  _globals['_REQUESTTIMINGS']._serialized_end=1385
-  _globals['_CANCELREQUEST']._serialized_start=1387
-  _globals['_CANCELREQUEST']._serialized_end=1422
-  _globals['_CANCELRESPONSE']._serialized_start=1424
-  _globals['_CANCELRESPONSE']._serialized_end=1440
-  _globals['_LISTMODELSREQUEST']._serialized_start=1442
-  _globals['_LISTMODELSREQUEST']._serialized_end=1461
-  _globals['_MODEL']._serialized_start=1463
-  _globals['_MODEL']._serialized_end=1559
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1561
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1615
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=1617
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=1642
-  _globals['_CLUSTERSTATUS']._serialized_start=1645
-  _globals['_CLUSTERSTATUS']._serialized_end=1830
-  _globals['_WORKERSTATUS']._serialized_start=1833
-  _globals['_WORKERSTATUS']._serialized_end=2248
-  _globals['_LINKSTATUS']._serialized_start=2251
-  _globals['_LINKSTATUS']._serialized_end=2445
-  _globals['_INFERENCE']._serialized_start=2448
-  _globals['_INFERENCE']._serialized_end=2731
-  _globals['_ADMIN']._serialized_start=2734
-  _globals['_ADMIN']._serialized_end=3049
+  _globals['_CHATMESSAGE']._serialized_end=767
+  _globals['_TOOL']._serialized_start=769
+  _globals['_TOOL']._serialized_end=846
+  _globals['_TOOLCALL']._serialized_start=848
+  _globals['_TOOLCALL']._serialized_end=918
+  _globals['_CHATREQUEST']._serialized_start=921
+  _globals['_CHATREQUEST']._serialized_end=1186
+  _globals['_GENERATERESPONSE']._serialized_start=1189
+  _globals['_GENERATERESPONSE']._serialized_end=1537
+  _globals['_USAGE']._serialized_start=1539
+  _globals['_USAGE']._serialized_end=1619
+  _globals['_REQUESTTIMINGS']._serialized_start=1622
+  _globals['_REQUESTTIMINGS']._serialized_end=1862
+  _globals['_CANCELREQUEST']._serialized_start=1864
+  _globals['_CANCELREQUEST']._serialized_end=1899
+  _globals['_CANCELRESPONSE']._serialized_start=1901
+  _globals['_CANCELRESPONSE']._serialized_end=1917
+  _globals['_LISTMODELSREQUEST']._serialized_start=1919
+  _globals['_LISTMODELSREQUEST']._serialized_end=1938
+  _globals['_MODEL']._serialized_start=1940
+  _globals['_MODEL']._serialized_end=2036
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2038
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2092
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=2094
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=2119
+  _globals['_CLUSTERSTATUS']._serialized_start=2122
+  _globals['_CLUSTERSTATUS']._serialized_end=2307
+  _globals['_WORKERSTATUS']._serialized_start=2310
+  _globals['_WORKERSTATUS']._serialized_end=2725
+  _globals['_LINKSTATUS']._serialized_start=2728
+  _globals['_LINKSTATUS']._serialized_end=2922
+  _globals['_INFERENCE']._serialized_start=2925
+  _globals['_INFERENCE']._serialized_end=3208
+  _globals['_ADMIN']._serialized_start=3211
+  _globals['_ADMIN']._serialized_end=3526
 # @@protoc_insertion_point(module_scope)
