@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import httpx
@@ -180,7 +181,8 @@ def test_bad_http_bodies_get_openai_errors(cluster: LiveCluster) -> None:
         (json.dumps({"model": "gpt-7", "prompt": "Hi"}).encode(), 404),
         (json.dumps({"prompt": "Hi", "max_tokens": "many"}).encode(), 400),
         (json.dumps({"prompt": "Hi", "max_tokens": -3}).encode(), 400),
-        (json.dumps({"prompt": "Hi", "n": 2}).encode(), 400),
+        (json.dumps({"prompt": "Hi", "n": 0}).encode(), 400),
+        (json.dumps({"prompt": "Hi", "guided_regex": "(["}).encode(), 400),
         (json.dumps({"prompt": "", "max_tokens": 3}).encode(), 400),
         (json.dumps({"prompt": 5}).encode(), 400),
     ]
@@ -293,6 +295,38 @@ def test_the_openai_client_works(cluster: LiveCluster) -> None:
     client.close()
 
 
+LOOK_UP = {"type": "object", "properties": {"place": {"enum": ["Paris", "London"]}}, "required": ["place"]}
+
+
+def test_form_choices_and_log_probabilities_are_held_across_processes(cluster: LiveCluster) -> None:
+    client = openai.OpenAI(base_url=f"{cluster.http}/v1", api_key="none", max_retries=0)
+    model = client.models.list().data[0].id
+    question: Any = [{"role": "user", "content": "What is the capital of France?"}]
+    said = client.chat.completions.create(
+        model=model,
+        messages=question,
+        n=3,
+        seed=1,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body={"guided_choice": ["It is Paris.", "It is London."], "repetition_penalty": 1.1},
+    )
+    assert [choice.index for choice in said.choices] == [0, 1, 2]
+    for choice in said.choices:
+        assert choice.finish_reason == "stop"
+        assert choice.logprobs is not None
+        assert "".join(t.token for t in choice.logprobs.content or []).startswith(choice.message.content or "-")
+    assert {choice.message.content for choice in said.choices} <= {"It is Paris.", "It is London."}
+    tool: Any = {"type": "function", "function": {"name": "look_up", "parameters": LOOK_UP}}
+    called = client.chat.completions.create(
+        model=model, messages=question, tools=[tool], tool_choice="required", parallel_tool_calls=False, temperature=0
+    )
+    [call] = called.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert json.loads(call.function.arguments)["place"] in ("Paris", "London")
+    client.close()
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_works(cluster: LiveCluster) -> None:
     body = json.dumps({"prompt": [504, 3575, 282], "max_tokens": 4, "temperature": 0, "return_token_ids": True})
@@ -331,7 +365,7 @@ def test_the_kv_of_a_long_prompt_leaves_while_the_prompt_is_computed(
     transfer = timings.prefill.transfer
     assert transfer.transport == "ucx"
     assert transfer.num_bytes == 129 * 30 * 24_576
-    assert sum(m.num_blocks for m in transfer.messages) == 129 * 30
+    assert sum(m.num_blocks * m.num_layers for m in transfer.messages) == 129 * 30
     assert transfer.before_last_layer_bytes >= 0.9 * transfer.num_bytes
     assert transfer.hidden_bytes >= transfer.before_last_layer_bytes
     assert timings.ttft_s > 0
