@@ -21,6 +21,7 @@ from cluster.ray_node import RayNode
 from cluster.ray_node_settings import LOOPBACK_IP, NodeOffer, RayAddress, RayStorage
 from tandem.config import ClusterConfig, split_labels, to_mapping
 from tandem.errors import ClusterError, ConfigError
+from tandem.key_source import KEY_VARIABLE
 from tandem.types import Role, WorkerId
 from tests.conftest import children
 
@@ -99,7 +100,9 @@ def test_a_node_joins_with_slots_and_labels_joins_again_when_it_dies_and_leaves_
 
 
 @pytest.mark.slow
-def test_a_worker_goes_only_to_a_node_with_the_labels_that_its_pool_asks_for() -> None:
+def test_a_worker_goes_only_to_a_node_with_the_labels_that_its_pool_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "5a" * 32)
+
     async def scenario() -> None:
         redis = EmbeddedRedis()
         await redis.start()
