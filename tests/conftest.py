@@ -13,10 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("suite", derandomize=True)
-settings.register_profile("search", derandomize=False, print_blob=True)
+_UNHURRIED = [HealthCheck.too_slow]
+"""How quickly examples are made says how busy the machine is."""
+settings.register_profile("suite", derandomize=True, suppress_health_check=_UNHURRIED)
+settings.register_profile("search", derandomize=False, print_blob=True, suppress_health_check=_UNHURRIED)
 settings.load_profile("suite")  # the same examples each time; `make fuzz` looks for new ones
 
 PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
