@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
@@ -26,6 +27,9 @@ if PARALLEL:  # temporary directories of its own, so that what is found there is
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="t-")
     Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=-1000)  # after multiprocessing's own
     torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script: children must not be deaf
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WHOLE_MACHINE = (
     "tests/e2e/",
