@@ -97,6 +97,7 @@ def left_over(before: tuple[set[psutil.Process], set[str], set[Path]]) -> list[s
     return found
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules stay together, for what their tests share."""
     for item in items:
