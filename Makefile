@@ -45,7 +45,7 @@ up: install
 
 test: install
 	@$(BIN)/python -m tools.get_helm .tools || echo 'no helm: the tests of a deployed chart are skipped'
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(ARGS)
 
 fuzz: install
 	@for run in $$(seq $(RUNS)); do \

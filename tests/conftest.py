@@ -15,6 +15,8 @@ import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 _UNHURRIED = [HealthCheck.too_slow]
 """How quickly examples are made says how busy the machine is."""
@@ -97,13 +99,17 @@ def left_over(before: tuple[set[psutil.Process], set[str], set[Path]]) -> list[s
     return found
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules stay together, for what their tests share."""
-    for item in items:
-        module = item.nodeid.partition("::")[0]
-        group = "machine" if module.startswith(WHOLE_MACHINE) else module
-        item.add_marker(pytest.mark.xdist_group(group))
+class ByModule(LoadScopeScheduling):
+    """Modules stay together, for what their tests share, and those that need the whole machine in one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return "machine" if module.startswith(WHOLE_MACHINE) else module
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """How tests are dealt out to processes."""
+    return ByModule(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
