@@ -9,6 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 from tandem.errors import ConfigError
 
+OBJECT_STORE_BYTES = 80 * 2**20
+"""Ray carries control calls only: neither tokens nor KV go through its object store."""
 MARK = "TANDEM_RAY_NODE"
 """In the environment of every process of a node: the node's temporary directory."""
 LOOPBACK_IP = "127.0.0.2"

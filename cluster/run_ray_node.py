@@ -19,11 +19,9 @@ from ray._private.node import Node
 from ray._private.parameter import RayParams
 
 from cluster.node_drain import ask_to_drain
-from cluster.ray_node_settings import MARK, RayNodeSettings
+from cluster.ray_node_settings import MARK, OBJECT_STORE_BYTES, RayNodeSettings
 from tandem.redis_access import redis_password
 
-OBJECT_STORE_BYTES = 80 * 2**20
-"""Ray carries control calls only: neither tokens nor KV go through its object store."""
 _LOOK_EVERY_S = 0.2
 _GCS = "gcs_server"
 _RAYLET = "raylet"

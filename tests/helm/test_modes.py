@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cluster.ray_environment import _SETTINGS
-from cluster.run_ray_node import OBJECT_STORE_BYTES
+from cluster.ray_node_settings import OBJECT_STORE_BYTES
 from tests.helm.chart import Object, config, containers, find, kinds, pods, render, worker_pod
 
 RAY = {"kuberay": {"enabled": True}}
