@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 from cluster.checks.finding import Finding, Reporter, Settings, size
+from cluster.ray_node_settings import OBJECT_STORE_BYTES
 
-OBJECT_STORE_BYTES = 80 * 2**20
-"""What Ray puts into shared memory on each node; see `cluster.run_ray_node`."""
 WORKER_BYTES = 8 * 2**20
 """What UCX puts there for each worker's queues, on the safe side. KV pools are not in it: they are private memory or
 memory files, and count as plain memory."""
