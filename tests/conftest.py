@@ -33,15 +33,14 @@ if PARALLEL:  # temporary directories of its own, so that what is found there is
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script: children must not be deaf
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-WHOLE_MACHINE = (
+CLUSTERS = (
     "tests/e2e/",
-    "tests/kube/",
-    "tests/tandem/model/",
+    "tests/cluster/test_hand_over",
     "tests/cluster/test_launch",
     "tests/cluster/test_ray",
-    "tests/cluster/test_hand_over",
+    "tests/cluster/test_up",
 )
-"""Tests that start clusters or compute for long run one after another; all others run beside them."""
+"""Tests that start clusters of their own, at the same addresses: they run one after another, all others beside them."""
 
 SHARED_MEMORY = Path("/dev/shm")
 OUR_DIRECTORY = re.compile(r"tandem-(ray|redis|run)-(\d+)-")
@@ -100,11 +99,13 @@ def left_over(before: tuple[set[psutil.Process], set[str], set[Path]]) -> list[s
 
 
 class ByModule(LoadScopeScheduling):
-    """Modules stay together, for what their tests share, and those that need the whole machine in one process."""
+    """Modules stay together, for what their tests share; those that would meet at addresses are in one process."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        return "machine" if module.startswith(WHOLE_MACHINE) else module
+        if module.startswith(CLUSTERS):
+            return "clusters"
+        return "kube" if module.startswith("tests/kube/") else module
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
