@@ -140,8 +140,8 @@ def test_a_container_whose_liveness_probe_fails_is_started_again(cluster: StandI
     probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
     put(cluster, pod("sick", container("sh", "-c", script, livenessProbe=probe), terminationGracePeriodSeconds=1))
     until(lambda: log_of(cluster, "sick").count("began") >= 2)
-    assert status_of(cluster, "sick")["containerStatuses"][0]["restartCount"] >= 1
-    assert "killed: did not end within 1 s" in log_of(cluster, "sick")
+    until(lambda: status_of(cluster, "sick")["containerStatuses"][0]["restartCount"] >= 1)
+    until(lambda: "killed: did not end within 1 s" in log_of(cluster, "sick"))
     end(cluster, "sick")
 
 
