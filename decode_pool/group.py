@@ -1,22 +1,27 @@
 """The choices of one request on a decode worker, and the blocks that they share. Pure.
 
-Ownership of a group's blocks, by counted references in the pool:
+Ownership of a group's blocks, by counted references in the pool (of which the group keeps count itself, because other
+groups may hold named ones too):
 
     before delivery    all blocks are the group's: the prompt's first, then `spare`
     afterwards         each live choice holds the prompt's blocks and those it has written; the group holds `spare`
 
 The prompt's last block may be partly filled. Whoever first writes into it while others hold it gets a copy; the last
-one writes in place. So a group never needs more than `num_most` different blocks.
+one writes in place. So a group never needs more than `num_most` different blocks. Full blocks of the prompt may be
+named: then they are other groups' too, and nobody writes them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from decode_pool.safety import Claim
-from tandem.kv.block_pool import BlockPool
-from tandem.types import BlockId, Request, TokenStep
+from tandem.kv.hashing import chain
+from tandem.kv.prefix_pool import PrefixPool
+from tandem.types import BlockHash, BlockId, Request, TokenStep
 
 
 class Phase(IntEnum):
@@ -47,7 +52,7 @@ class BlockCopy:
 
 @dataclass(kw_only=True, slots=True)
 class DecodeGroup:
-    """A request being decoded. `num_held` counts its different blocks."""
+    """A request being decoded."""
 
     request: Request
     block_size: int
@@ -55,7 +60,25 @@ class DecodeGroup:
     prompt_blocks: tuple[BlockId, ...] = ()
     spare: list[BlockId] = field(default_factory=list)
     sequences: dict[int, DecodeSequence] = field(default_factory=dict)
-    num_held: int = 0
+    named: tuple[BlockId, ...] = ()
+    """Leading blocks of the prompt that can be found by name."""
+    counts: Counter[BlockId] = field(default_factory=Counter)
+    """References that the group holds."""
+
+    @property
+    def num_held(self) -> int:
+        """Its different blocks."""
+        return len(self.counts)
+
+    @property
+    def prompt_names(self) -> tuple[BlockHash, ...]:
+        """Names of the prompt's full blocks; none when the request has none."""
+        return () if self.request.prefix is None else self.request.prefix.blocks
+
+    @property
+    def tenant(self) -> str:
+        """Whose the request is."""
+        return "" if self.request.prefix is None else self.request.prefix.tenant
 
     @property
     def num_prompt_blocks(self) -> int:
@@ -75,43 +98,75 @@ class DecodeGroup:
     @property
     def claim(self) -> Claim:
         """What the banker needs to know."""
-        return Claim(num_held=self.num_held, num_most=self.num_most)
+        return Claim(num_held=self.num_held, num_most=self.num_most, named=self.named)
 
     def take(self, blocks: tuple[BlockId, ...]) -> None:
-        """More blocks for the group."""
+        """More blocks for the group, with a reference each."""
         self.spare += blocks
-        self.num_held += len(blocks)
+        self.counts.update(blocks)
+
+    def find(self, blocks: tuple[BlockId, ...]) -> None:
+        """Leading blocks of the prompt that are here already, with a reference each."""
+        self.named = self.prompt_blocks = blocks
+        self.counts.update(blocks)
 
     def reserved(self) -> None:
-        """The first of its blocks are the prompt's: KV may move in."""
-        count = self.num_prompt_blocks
-        self.prompt_blocks, self.spare = tuple(self.spare[:count]), self.spare[count:]
+        """It has blocks for all of its prompt: KV may move into those that were not found."""
+        count = self.num_prompt_blocks - len(self.named)
+        self.prompt_blocks, self.spare = (*self.prompt_blocks, *self.spare[:count]), self.spare[count:]
         self.phase = Phase.RESERVED
 
-    def deliver(self, first: tuple[TokenStep, ...], pool: BlockPool) -> None:
+    def deliver(self, first: tuple[TokenStep, ...], pool: PrefixPool) -> None:
         """Prompt KV and first tokens are here; choices that go on share the prompt's blocks. At least one must."""
+        self._publish_prompt(pool)
         live = [step for step in first if step.finish_reason is None]
         for _ in live[1:]:
             pool.share(self.prompt_blocks)
+            self.counts.update(self.prompt_blocks)
         self.sequences = {
             s.choice: DecodeSequence(choice=s.choice, block_ids=self.prompt_blocks, output=[s.token_id]) for s in live
         }
         self.prompt_blocks, self.phase = (), Phase.DELIVERED
         self._trim(pool)
 
-    def end(self, choice: int, pool: BlockPool) -> None:
-        """A choice is over: its own references go, others' stay."""
-        self._release(self.sequences.pop(choice).block_ids, pool)
+    def _publish_prompt(self, pool: PrefixPool) -> None:
+        """Names the prompt's full blocks. What came twice meanwhile is kept once."""
+        names = self.prompt_names
+        own = self.prompt_blocks[: len(names)]
+        found = pool.publish(names, own, tenant=self.tenant)
+        self.counts.update(block for block, mine in zip(found, own, strict=True) if block != mine)
+        self._release((mine for block, mine in zip(found, own, strict=True) if block != mine), pool)
+        self.prompt_blocks = (*found, *self.prompt_blocks[len(names) :])
+        self.named = found
+
+    def end(self, choice: int, pool: PrefixPool) -> None:
+        """A choice is over: its own references go, others' stay. Its full blocks are named first."""
+        sequence = self.sequences.pop(choice)
+        names = self._names_of(sequence)
+        own = sequence.block_ids[: len(names)]
+        found = pool.publish(names, own, tenant=self.tenant)
+        self._release(sequence.block_ids, pool)
+        pool.release(block for block, mine in zip(found, own, strict=True) if block != mine)
         self._trim(pool)
 
-    def release_all(self, pool: BlockPool) -> None:
+    def _names_of(self, sequence: DecodeSequence) -> tuple[BlockHash, ...]:
+        """Of all blocks that the choice has filled; the KV of its newest token was never written."""
+        prefix = self.request.prefix
+        if prefix is None:
+            return ()
+        first = len(prefix.blocks) * self.block_size
+        tokens = (*self.request.prompt_token_ids[first:], *sequence.output[:-1])
+        parent = prefix.blocks[-1] if prefix.blocks else prefix.root
+        return (*prefix.blocks, *chain(parent, tokens, self.block_size))
+
+    def release_all(self, pool: PrefixPool) -> None:
         """Nothing of the group is left."""
         for choice in tuple(self.sequences):
-            self._release(self.sequences.pop(choice).block_ids, pool)
+            self.end(choice, pool)
         self._release((*self.prompt_blocks, *self.spare), pool)
-        self.prompt_blocks, self.spare = (), []
+        self.prompt_blocks, self.spare, self.named = (), [], ()
 
-    def give_room(self, sequence: DecodeSequence, pool: BlockPool) -> BlockCopy | None:
+    def give_room(self, sequence: DecodeSequence, pool: PrefixPool) -> BlockCopy | None:
         """Makes the newest token's place writable, with a block of `spare` where that is needed."""
         at = self._written_block(sequence)
         if at == len(sequence.block_ids):
@@ -124,7 +179,7 @@ class DecodeGroup:
         sequence.block_ids = (*sequence.block_ids[:at], copy.destination, *sequence.block_ids[at + 1 :])
         return copy
 
-    def needs_block(self, sequence: DecodeSequence, pool: BlockPool) -> bool:
+    def needs_block(self, sequence: DecodeSequence, pool: PrefixPool) -> bool:
         """Whether the newest token's KV has no place of its own yet."""
         at = self._written_block(sequence)
         return at == len(sequence.block_ids) or pool.is_shared(sequence.block_ids[at])
@@ -132,17 +187,19 @@ class DecodeGroup:
     def _written_block(self, sequence: DecodeSequence) -> int:
         return (len(self.request.prompt_token_ids) + len(sequence.output) - 1) // self.block_size
 
-    def _trim(self, pool: BlockPool) -> None:
+    def _trim(self, pool: PrefixPool) -> None:
         """Gives back what the live choices cannot need any more."""
         excess = min(len(self.spare), max(0, self.num_held - self.num_most))
         if excess:
             self._release(tuple(self.spare[-excess:]), pool)
             del self.spare[-excess:]
 
-    def _release(self, blocks: tuple[BlockId, ...], pool: BlockPool) -> None:
-        before = pool.num_free
-        pool.release(blocks)
-        self.num_held -= pool.num_free - before
+    def _release(self, blocks: Iterable[BlockId], pool: PrefixPool) -> None:
+        for block in blocks:
+            pool.release((block,))
+            self.counts[block] -= 1
+            if not self.counts[block]:
+                del self.counts[block]
 
 
 def most_blocks(request: Request, block_size: int, *, num_choices: int) -> int:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from decode_pool.group import BlockCopy, DecodeGroup, DecodeSequence, Phase, most_blocks
 from decode_pool.safety import is_safe
-from tandem.kv.block_pool import BlockPool
+from tandem.kv.prefix_pool import PrefixPool
 from tandem.types import BlockId, Request, RequestId, SampledToken, TokenStep
 
 Key = tuple[RequestId, int]
@@ -56,11 +56,19 @@ class DecodeOutput:
     is_last: bool
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reservation:
+    """All blocks of a prompt, of which the first `num_found` have their KV already."""
+
+    block_ids: tuple[BlockId, ...]
+    num_found: int
+
+
 class DecodeScheduler:
     """Owns the queue and the block pool of one decode worker."""
 
     def __init__(
-        self, pool: BlockPool, *, block_size: int, max_batch_sequences: int, growth_tokens: int = 256
+        self, pool: PrefixPool, *, block_size: int, max_batch_sequences: int, growth_tokens: int = 256
     ) -> None:
         self.pool = pool
         self._block_size = block_size
@@ -114,9 +122,8 @@ class DecodeScheduler:
         """Gives a group `num_blocks` more if all can still finish then."""
         if not self.pool.can_allocate(num_blocks):
             return False
-        group.num_held += num_blocks
-        claims = [g.claim for g in self._groups.values() if g.num_held]
-        group.num_held -= num_blocks
+        claims = [g.claim for g in self._groups.values() if g.num_held and g is not group]
+        claims.append(replace(group.claim, num_held=group.num_held + num_blocks))
         if not is_safe(claims, self.pool.num_free - num_blocks):
             return False
         blocks = self.pool.allocate(num_blocks)
@@ -136,15 +143,22 @@ class DecodeScheduler:
         for request_id, group in self._groups.items():
             if group.phase is not Phase.OFFERED:
                 continue
-            if not self._grant(group, self._num_first_blocks(group)):
+            num_found = self.pool.match(group.prompt_names)
+            if not self.pool.can_allocate(self._num_first_blocks(group) - num_found):
+                break
+            found = self.pool.acquire(group.prompt_names)
+            group.find(found)
+            if not self._grant(group, self._num_first_blocks(group) - len(found)):
+                group.release_all(self.pool)
                 break
             group.reserved()
             reserved.append(request_id)
         return tuple(reserved)
 
-    def block_ids(self, request_id: RequestId) -> tuple[BlockId, ...]:
+    def reservation(self, request_id: RequestId) -> Reservation:
         """The blocks that a reserved request's prompt moves into."""
-        return self._groups[request_id].prompt_blocks
+        group = self._groups[request_id]
+        return Reservation(block_ids=group.prompt_blocks, num_found=len(group.named))
 
     def deliver(self, request_id: RequestId, first: tuple[TokenStep, ...]) -> None:
         """Prompt KV and each choice's first token are here: those that go on join at the next iteration.
@@ -268,20 +282,22 @@ class DecodeScheduler:
         group.release_all(self.pool)
 
     def check_invariants(self) -> None:
-        """Asserts that blocks are held by exactly the requests past OFFERED, and shared only within one."""
+        """Asserts that blocks are held by exactly the requests past OFFERED, and only named ones by several."""
         self.pool.check_invariants()
         assert is_safe([g.claim for g in self._groups.values() if g.num_held], self.pool.num_free)
-        num_held = 0
+        references: Counter[BlockId] = Counter()
         for group in self._groups.values():
             counts = Counter(b for s in group.sequences.values() for b in s.block_ids)
             counts.update((*group.prompt_blocks, *group.spare))
-            assert len(counts) == group.num_held <= group.num_most
-            assert all(self.pool.num_references(block) == count for block, count in counts.items())
+            assert counts == group.counts
+            assert group.num_held <= group.num_most
             assert bool(group.num_held) == (group.phase > Phase.OFFERED)
             assert bool(group.sequences) == (group.phase is Phase.DELIVERED)
             assert all(len(s.output) < group.request.sampling.max_tokens for s in group.sequences.values())
-            num_held += group.num_held
-        assert num_held == self.pool.num_blocks - self.pool.num_free
+            assert not references.keys() & counts.keys() - set(group.named)
+            references += counts
+        assert all(self.pool.num_references(block) == count for block, count in references.items())
+        assert len(references) == self.pool.num_blocks - self.pool.num_free
 
 
 def _output(step: DecodeStep, token: SampledToken) -> TokenStep:

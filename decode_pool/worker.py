@@ -29,12 +29,12 @@ from tandem.errors import (
     TicketRefused,
     WorkerUnavailable,
 )
-from tandem.kv.block_pool import BlockPool
+from tandem.kv.prefix_pool import PrefixPool
 from tandem.model.choice import Choice, check_token_ids, dead_end, make_choices
 from tandem.model.executor import Executor, SequenceSlice
 from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import DecodeMetrics
-from tandem.rpc.convert import decoded_token_to_proto, handoff_id_from_wire
+from tandem.rpc.convert import check_prefix, decoded_token_to_proto, handoff_id_from_wire
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2
 from tandem.secret import ClusterKey
 from tandem.types import Epoch, HandoffId, Request, RequestId, SampledToken, WorkerId
@@ -93,7 +93,7 @@ class DecodeWorker:
         self._idle = asyncio.Event()
         self._idle.set()
         self.scheduler = DecodeScheduler(
-            BlockPool(executor.cache.num_blocks),
+            PrefixPool(executor.cache.num_blocks),
             block_size=executor.cache.layout.block_size,
             max_batch_sequences=max_batch_sequences,
             growth_tokens=growth_tokens,
@@ -135,6 +135,7 @@ class DecodeWorker:
                 f"prompt, n and max_tokens need {num_blocks} KV blocks, {capacity} are here", param=param
             )
         check_token_ids(request.sampling, self.executor.spec.vocab_size)
+        check_prefix(request, self.executor.cache.layout.block_size)
         leg = Leg(request=request, handoff_id=handoff_id, choices=make_choices(request, grammar))
         self._legs[request.request_id] = self._by_handoff[handoff_id] = leg
         self._idle.clear()
@@ -235,10 +236,10 @@ class DecodeWorker:
     def _reserve(self) -> None:
         """Gives blocks to the oldest offers, and their tickets to the prefill workers."""
         with self._engine.lock:
-            reserved = [(self._legs[r], self.scheduler.block_ids(r)) for r in self.scheduler.reserve()]
-        for leg, block_ids in reserved:
+            reserved = [(self._legs[r], self.scheduler.reservation(r)) for r in self.scheduler.reserve()]
+        for leg, blocks in reserved:
             assert leg.handoff is not None
-            leg.handoff.reserved(block_ids)
+            leg.handoff.reserved(blocks.block_ids, first_block=blocks.num_found)
 
     def _on_delivered(self, leg: Leg, record: Record) -> None:
         """Any thread. The blocks are the sequences' from here on."""

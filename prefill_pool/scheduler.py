@@ -2,6 +2,9 @@
 
 First come, first served under a token budget. A prompt passes QUEUED > OFFERED (its ticket is asked for) > READY
 (ticket held, or none needed) > RUNNING (has blocks) > COMPUTED (blocks belong to the handoff until released).
+Leading blocks that are cached here are not computed again; those that a `Loan` of the store offers beyond them are
+loaded by whoever executes the chunk, layer by layer, before the layer needs them. A chunk's full blocks are named when
+it is committed. A prompt whose loan is still being fetched is passed over.
 Tickets are asked for in order and only `ticket_lookahead_tokens` ahead of compute for each decode worker, so that a
 full decode worker holds up nobody else's requests and no decode blocks idle behind a long queue here.
 
@@ -10,50 +13,28 @@ Shape shared with the decode pool and the simulator: add / schedule / commit / a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
-from tandem.kv.block_pool import BlockPool
+from prefill_pool.sequence import Phase, PrefillSequence
+from tandem.kv.prefix_pool import PrefixPool
 from tandem.types import BlockId, Request, RequestId, SampledToken, TokenStep, WorkerId
-
-
-class Phase(IntEnum):
-    """How far a prompt has come."""
-
-    QUEUED = 0
-    OFFERED = 1
-    READY = 2
-    RUNNING = 3
-    COMPUTED = 4
-
-
-@dataclass(kw_only=True, slots=True)
-class PrefillSequence:
-    """A prompt being computed."""
-
-    request: Request
-    destination: WorkerId | None
-    phase: Phase = Phase.QUEUED
-    num_computed: int = 0
-    num_chunks: int = 0
-    block_ids: tuple[BlockId, ...] = ()
-
-    @property
-    def num_left(self) -> int:
-        """Prompt tokens not yet computed."""
-        return len(self.request.prompt_token_ids) - self.num_computed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """Prompt tokens `start .. start + num_tokens` of one request; `is_last` ones are sampled."""
+    """Prompt tokens `start .. start + num_tokens` of one request; `is_last` ones are sampled.
+
+    The KV of blocks `loads` (indices into the table) must come from the store's first.
+    """
 
     request: Request
     start: int
     num_tokens: int
     block_ids: tuple[BlockId, ...]
     is_last: bool
+    loads: range = range(0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +55,8 @@ class FirstOutput:
 
     request_id: RequestId
     steps: tuple[TokenStep, ...]
+    num_cached: int
+    """Prompt tokens that were not computed."""
 
 
 class PrefillScheduler:
@@ -81,7 +64,7 @@ class PrefillScheduler:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: PrefixPool,
         *,
         block_size: int,
         max_batch_tokens: int,
@@ -116,7 +99,7 @@ class PrefillScheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing can be scheduled until an event comes."""
-        return not any(s.phase in (Phase.READY, Phase.RUNNING) for s in self._sequences.values())
+        return not any(s.may_run for s in self._sequences.values())
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._sequences
@@ -153,39 +136,65 @@ class PrefillScheduler:
         if sequence is not None and sequence.phase is Phase.OFFERED:
             sequence.phase = Phase.READY
 
+    def fetching(self, request_id: RequestId) -> None:
+        """The store has been asked for a prefix of this prompt, which waits for `fetched`."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.phase < Phase.RUNNING:
+            sequence.is_fetching = True
+
+    def fetched(self, request_id: RequestId, offered: range) -> None:
+        """The store has these of the prompt's blocks ready; none when it has given up."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.phase < Phase.RUNNING:
+            sequence.is_fetching, sequence.offered = False, offered
+
+    def num_here(self, request: Request) -> int:
+        """Leading blocks of a prompt that are cached here now."""
+        return 0 if request.prefix is None else self.pool.match(request.prefix.blocks)
+
     def schedule(self) -> PrefillPlan:
         """The next batch; started prompts first, then ready ones while budget and blocks last. May be empty."""
         assert not self._executing, "the last plan has not been committed"
         budget = self._max_batch_tokens
         chunks: list[Chunk] = []
         started = [s for s in self._sequences.values() if s.phase is Phase.RUNNING]
-        ready = [s for s in self._sequences.values() if s.phase is Phase.READY]
+        ready = [s for s in self._sequences.values() if s.phase is Phase.READY and s.may_run]
         for sequence in [*started, *ready]:
-            if not budget or len(chunks) == self._max_batch_sequences or not self._start(sequence):
+            if not budget or len(chunks) == self._max_batch_sequences:
+                break
+            loads = self._start(sequence) if sequence.phase is Phase.READY else range(0)
+            if loads is None:
                 break
             num_tokens = min(budget, sequence.num_left)
             budget -= num_tokens
-            chunks.append(self._chunk(sequence, num_tokens))
+            chunks.append(self._chunk(sequence, num_tokens, loads))
         self._executing = frozenset(chunk.request.request_id for chunk in chunks)
         return PrefillPlan(chunks=tuple(chunks))
 
-    def _start(self, sequence: PrefillSequence) -> bool:
-        if sequence.phase is Phase.RUNNING:
-            return True
-        num_blocks = -(-len(sequence.request.prompt_token_ids) // self._block_size)
-        blocks = self.pool.allocate(num_blocks)
-        if blocks is None:
-            return False
-        sequence.block_ids, sequence.phase = blocks, Phase.RUNNING
-        return True
+    def _start(self, sequence: PrefillSequence) -> range | None:
+        """Gives a prompt all its blocks: which of them are to be loaded, or None when there are not enough."""
+        num_tokens = len(sequence.request.prompt_token_ids)
+        names = sequence.usable[: (num_tokens - 1) // self._block_size]
+        found = self.pool.acquire(names)
+        fresh = self.pool.allocate(-(-num_tokens // self._block_size) - len(found))
+        if fresh is None:
+            self.pool.release(found)
+            return None
+        sequence.block_ids, sequence.phase = found + fresh, Phase.RUNNING
+        sequence.named = list(found)
+        end = min(sequence.offered.stop, len(names)) if sequence.offered.start <= len(found) else 0
+        loads = range(len(found), max(len(found), end))
+        sequence.num_computed = sequence.num_cached = loads.stop * self._block_size
+        return loads
 
-    def _chunk(self, sequence: PrefillSequence, num_tokens: int) -> Chunk:
+    def _chunk(self, sequence: PrefillSequence, num_tokens: int, loads: range) -> Chunk:
         return Chunk(
             request=sequence.request,
             start=sequence.num_computed,
             num_tokens=num_tokens,
             block_ids=sequence.block_ids,
             is_last=num_tokens == sequence.num_left,
+            loads=loads,
         )
 
     def commit(self, plan: PrefillPlan, tokens: Sequence[Sequence[SampledToken]]) -> tuple[FirstOutput, ...]:
@@ -201,12 +210,23 @@ class PrefillScheduler:
                 continue
             sequence.num_computed += chunk.num_tokens
             sequence.num_chunks += 1
+            self._publish(sequence)
             if chunk.is_last:
                 assert len(sampled) == chunk.request.num_choices
                 sequence.phase = Phase.COMPUTED
-                outputs.append(FirstOutput(request_id=request_id, steps=_first_steps(chunk.request, sampled)))
+                steps = _first_steps(chunk.request, sampled)
+                outputs.append(FirstOutput(request_id=request_id, steps=steps, num_cached=sequence.num_cached))
         self._end_iteration()
         return tuple(outputs)
+
+    def _publish(self, sequence: PrefillSequence) -> None:
+        """Names what is whole now."""
+        prefix = sequence.request.prefix
+        num_full = sequence.num_computed // self._block_size
+        if prefix is None or num_full == len(sequence.named):
+            return
+        blocks = [*sequence.named, *sequence.block_ids[len(sequence.named) : num_full]]
+        sequence.named = list(self.pool.publish(prefix.blocks[:num_full], blocks, tenant=prefix.tenant))
 
     def _end_iteration(self) -> None:
         self._executing = frozenset()
@@ -230,7 +250,7 @@ class PrefillScheduler:
             return
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
-            self.pool.release(sequence.block_ids)
+            self.pool.release(sequence.held)
 
     def num_chunks(self, request_id: RequestId) -> int:
         """Iterations that the prompt has been in."""
@@ -239,8 +259,9 @@ class PrefillScheduler:
     def check_invariants(self) -> None:
         """Asserts that blocks are held by exactly the started prompts."""
         self.pool.check_invariants()
-        held = [b for s in self._sequences.values() for b in s.block_ids]
-        assert len(held) == len(set(held)) == self.pool.num_blocks - self.pool.num_free
+        held = Counter(b for s in self._sequences.values() for b in s.held)
+        assert len(held) == self.pool.num_blocks - self.pool.num_free
+        assert all(self.pool.num_references(block) == count for block, count in held.items())
         for sequence in self._sequences.values():
             assert sequence.phase >= Phase.RUNNING or not sequence.block_ids
             assert sequence.num_left >= 0

@@ -18,8 +18,7 @@ def busy_seconds(messages: list[SentMessage]) -> float:
 def transfer_timings(
     messages: list[SentMessage], *, transport: str, started_s: float, last_kv_s: float, ended_s: float
 ) -> common_pb2.TransferTimings:
-    """All arguments in seconds on one clock. `last_kv_s`: when the last layer's KV of the last chunk was written.
-    """
+    """All arguments in seconds on one clock. `last_kv_s`: when the last layer's KV of the last chunk was written."""
     last_done_s = max((m.done_s for m in messages), default=ended_s)
     return common_pb2.TransferTimings(
         transport=transport,
@@ -55,7 +54,7 @@ def prefill_timings(
 ) -> common_pb2.PrefillTimings:
     """The whole leg; `handoff` is absent for requests that end with their first token."""
     timings = common_pb2.PrefillTimings(
-        queue_s=started_s - arrival_s, prefill_s=ended_s - started_s, num_chunks=num_chunks, num_cached_tokens=0
+        queue_s=started_s - arrival_s, prefill_s=ended_s - started_s, num_chunks=num_chunks
     )
     if handoff is not None:
         timings.ticket_s = handoff.ticket_s - handoff.asked_s

@@ -24,13 +24,13 @@ from prefill_pool.batch import scores_event, slice_of
 from prefill_pool.scheduler import Chunk, FirstOutput, PrefillPlan, PrefillScheduler
 from prefill_pool.timings import prefill_timings
 from tandem.errors import ContextLengthExceeded, DeadlineExceeded, DuplicateRequest, TandemError, WorkerUnavailable
-from tandem.kv.block_pool import BlockPool
+from tandem.kv.prefix_pool import PrefixPool
 from tandem.model.choice import Choice, check_token_ids, dead_end, make_choices
 from tandem.model.executor import Executor, SliceOutput
 from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import PrefillMetrics
 from tandem.rpc.channels import Channels
-from tandem.rpc.convert import first_token_to_proto
+from tandem.rpc.convert import check_prefix, first_token_to_proto
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tandem.secret import ClusterKey
 from tandem.types import Epoch, HandoffId, Request, RequestId, SampledToken, TokenLogprobs, WorkerId
@@ -76,6 +76,7 @@ class Job:
     num_blocks_computed: int = 0
     num_chunks: int = 0
     num_companions: int = 0
+    num_cached_tokens: int = 0
     started_s: float = 0.0
     last_kv_s: float = 0.0
     ended_s: float = 0.0
@@ -120,7 +121,7 @@ class PrefillWorker:
         self._channels = Channels(key)
         self._block_size = executor.cache.layout.block_size
         self.scheduler = PrefillScheduler(
-            BlockPool(executor.cache.num_blocks),
+            PrefixPool(executor.cache.num_blocks),
             block_size=self._block_size,
             max_batch_tokens=limits.max_batch_tokens,
             max_batch_sequences=limits.max_batch_sequences,
@@ -160,6 +161,7 @@ class PrefillWorker:
         if len(request.prompt_token_ids) > capacity:
             raise ContextLengthExceeded(f"the prompt has {len(request.prompt_token_ids)} tokens, {capacity} fit here")
         check_token_ids(request.sampling, self.executor.spec.vocab_size)
+        check_prefix(request, self._block_size)
         job = Job(request=request, target=target, choices=make_choices(request, grammar))
         self._jobs[request.request_id] = job
         self._idle.clear()
@@ -301,6 +303,7 @@ class PrefillWorker:
             handoff=job.handoff,
         )
         timings.num_companions = job.num_companions
+        timings.num_cached_tokens = job.num_cached_tokens
         return timings
 
     def _on_first(self, outputs: tuple[FirstOutput, ...]) -> None:
@@ -308,12 +311,13 @@ class PrefillWorker:
             job = self._jobs.get(output.request_id)
             if job is None or job.failed:
                 continue
+            job.num_cached_tokens = output.num_cached
             for step in output.steps:
                 job.events.put_nowait(worker_pb2.PrefillEvent(first_token=first_token_to_proto(step)))
             if job.handoff is None:
                 self._end(job)
             else:
-                job.handoff.computed(output.steps, num_cached_tokens=0)
+                job.handoff.computed(output.steps, num_cached_tokens=job.num_cached_tokens)
         self._advance()
 
     def _on_scores(self, job: Job, scores: tuple[TokenLogprobs, ...]) -> None:

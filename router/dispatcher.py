@@ -17,6 +17,7 @@ import grpc
 
 from router.dispatch import Dispatch, DispatchResult, ServedModel, Step
 from router.lifecycle import Action, Emit, Fail, Leg, OpenPrefill, RequestLifecycle, StopChoice
+from router.naming import PromptNames
 from router.policy import Route, num_decode_blocks, route
 from router.retry import RetryState
 from router.tracker import WorkerTracker
@@ -208,7 +209,6 @@ class LegDispatch:
                         if task is not asyncio.current_task():
                             task.cancel()
 
-
     def _stop_choice(self, choice: int) -> None:
         """Tells the decode worker; when it cannot be told, its leg says so."""
         decode = self._route.decode
@@ -235,6 +235,7 @@ class RetryingDispatch:
         self._tracker = tracker
         self._running = running
         self._retries = RetryState()
+        self._names = PromptNames(request.prompt_token_ids, salt=request.cache_salt)
         self._attempt = self._start(request, tracker.view())
         self._ended = False
 
@@ -267,7 +268,9 @@ class RetryingDispatch:
         return self._start(request, view)
 
     def _start(self, request: Request, view: ClusterView) -> LegDispatch:
-        attempt = LegDispatch(request, route(view, request, time.monotonic()), self._tracker)
+        to = route(view, request, time.monotonic())
+        request = replace(request, prefix=self._names.of(to.prefill.fingerprint, to.prefill.block_size))
+        attempt = LegDispatch(request, to, self._tracker)
         self._running.add(attempt)
         attempt.on_over = lambda: self._running.discard(attempt)
         attempt.start()

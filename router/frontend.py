@@ -165,6 +165,7 @@ class Frontend:
                 arrival_s=arrival_s,
                 deadline_s=arrival_s + timeout_s,
                 num_choices=options.n or 1,
+                cache_salt=options.cache_salt,
             )
             has_tools = isinstance(prompt, Conversation) and bool(prompt.tools.offered)
             return self._start(request, options, time.monotonic(), has_tools=has_tools)

@@ -102,6 +102,7 @@ class _Body(BaseModel):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    cache_salt: str | None = None
     min_p: float | None = None
     min_tokens: int | None = None
     presence_penalty: float | None = None
@@ -145,6 +146,7 @@ class _Body(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            cache_salt=self.cache_salt or "",
             min_tokens=self.min_tokens,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,

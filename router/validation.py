@@ -15,6 +15,7 @@ from tandem.errors import ContextLengthExceeded, InvalidRequest
 from tandem.types import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_STRINGS, Grammar, SamplingParams
 
 MAX_TIMEOUT_S = 86_400.0
+MAX_SALT_BYTES = 256
 MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**64 - 1
 MAX_BIASED_TOKENS = 1024
@@ -35,6 +36,7 @@ class SamplingOptions:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    cache_salt: str = ""
     min_p: float | None = None
     min_tokens: int | None = None
     presence_penalty: float | None = None
@@ -98,8 +100,16 @@ def check_options(options: SamplingOptions, *, vocab_size: int) -> None:
     _check_number("n", options.n, low=1, high=MAX_CHOICES)
     _check_bias(options.logit_bias, vocab_size=vocab_size)
     _check_stop(options.stop)
+    _check_salt(options.cache_salt)
     check_token_ids(options.stop_token_ids, vocab_size=vocab_size, param="stop_token_ids")
     check_together(options)
+
+
+def _check_salt(salt: str) -> None:
+    if salt:
+        check_text(salt, param="cache_salt")
+    if len(salt.encode()) > MAX_SALT_BYTES:
+        raise InvalidRequest(f"cache_salt must be at most {MAX_SALT_BYTES} bytes", param="cache_salt")
 
 
 def _check_bias(logit_bias: Sequence[tuple[int, float]], *, vocab_size: int) -> None:

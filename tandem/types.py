@@ -120,6 +120,17 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PromptPrefix:
+    """Names of a prompt's full blocks, made once by the router; see `tandem/kv/hashing.py`."""
+
+    root: BlockHash
+    """Parent of the first block: model, tokenizer and salt."""
+    blocks: tuple[BlockHash, ...]
+    tenant: str = ""
+    """Whose quota in the store they count against."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """What the client asked, validated and tokenized. `deadline_s` is on the holder's own monotonic clock."""
 
@@ -130,6 +141,10 @@ class Request:
     deadline_s: float
     num_choices: int = 1
     """Outputs to give for the one prompt, which is prefilled and handed over once."""
+    cache_salt: str = ""
+    """Prompts share cached blocks only with those of the same salt."""
+    prefix: PromptPrefix | None = None
+    """What the prompt's blocks are called; None: they are neither looked for nor kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.view import WorkerView
+from tandem.kv.hashing import CacheIdentity, block_hashes, root_hash
 from tandem.secret import ClusterKey
 from tandem.types import (
     Epoch,
     FinishReason,
+    PromptPrefix,
     Request,
     RequestId,
     Role,
@@ -25,13 +27,26 @@ def make_sampling(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **changes})
 
 
+def make_prefix(token_ids: Sequence[int], *, block_size: int = 4, salt: str = "") -> PromptPrefix:
+    """What the router would call a prompt's blocks."""
+    root = root_hash(CacheIdentity(fingerprint="tests", salt=salt))
+    return PromptPrefix(root=root, blocks=block_hashes(root, token_ids, block_size), tenant=salt)
+
+
 def make_request(
-    request_id: str = "r0", *, num_prompt_tokens: int = 5, num_choices: int = 1, **sampling: Any
+    request_id: str = "r0",
+    *,
+    num_prompt_tokens: int = 5,
+    num_choices: int = 1,
+    salt: str | None = None,
+    **sampling: Any,
 ) -> Request:
-    """A prompt of tokens 0, 1, 2, ..."""
+    """A prompt of tokens 0, 1, 2, ...; with a salt its blocks of 4 tokens have names."""
+    token_ids = tuple(range(num_prompt_tokens))
     return Request(
         request_id=RequestId(request_id),
-        prompt_token_ids=tuple(range(num_prompt_tokens)),
+        prompt_token_ids=token_ids,
+        prefix=None if salt is None else make_prefix(token_ids, salt=salt),
         sampling=make_sampling(**sampling),
         arrival_s=0.0,
         deadline_s=1e9,

@@ -48,7 +48,7 @@ from tandem.types import Epoch, HandoffId, Request, RequestId, Role, SamplingPar
 from tandem.worker.build import worker_facts
 from tandem.worker.host import WorkerFacts
 from tests.engine_driver import EngineDriver
-from tests.factories import CLUSTER_KEY, make_sampling
+from tests.factories import CLUSTER_KEY, make_prefix, make_sampling
 from tests.fakes import FaultPolicy, FaultyTransport
 from tests.stepped_executor import SteppedExecutor
 
@@ -283,9 +283,14 @@ def make_prompt(num_tokens: int, seed: int = 0) -> list[int]:
 
 
 def make_live_request(
-    prompt: Sequence[int], *, timeout_s: float = 30.0, num_choices: int = 1, **sampling: Any
+    prompt: Sequence[int],
+    *,
+    timeout_s: float = 30.0,
+    num_choices: int = 1,
+    salt: str | None = "",
+    **sampling: Any,
 ) -> Request:
-    """Greedy, four tokens, on this process's clock."""
+    """Greedy, four tokens, on this process's clock. Without a salt nothing of the prompt is found or kept."""
     now = time.monotonic()
     return Request(
         request_id=RequestId(uuid.uuid4().hex),
@@ -294,6 +299,7 @@ def make_live_request(
         arrival_s=now,
         deadline_s=now + timeout_s,
         num_choices=num_choices,
+        prefix=None if salt is None else make_prefix(prompt, block_size=BLOCK_SIZE, salt=salt),
     )
 
 

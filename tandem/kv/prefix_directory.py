@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 
 from tandem.kv.eviction import EvictionPolicy
 from tandem.types import BlockHash
@@ -120,6 +120,40 @@ class PrefixDirectory:
             self._drop(self._blocks[victim])
         return tuple(order)
 
+    def pop_lowest(self) -> BlockHash | None:
+        """Evicts the block of lowest priority that may go; None when there is none."""
+        block = self._lowest(frozenset(), None, tenant=None)
+        if block is None:
+            return None
+        self._drop(block)
+        return block.name
+
+    def path(self, name: BlockHash) -> tuple[BlockHash, ...]:
+        """A present block's whole prefix, first to last, itself included."""
+        names = []
+        block: _Block | None = self._blocks[name]
+        while block is not None:
+            names.append(block.name)
+            block = self._blocks[block.parent] if block.parent is not None else None
+        return tuple(reversed(names))
+
+    def tenant(self, name: BlockHash) -> str:
+        """Whose a present block is."""
+        return self._blocks[name].tenant
+
+    def lowest(self, count: int) -> tuple[BlockHash, ...]:
+        """Up to `count` blocks that may go now, those that would go first before others. Linear in leaves."""
+        entries = nsmallest(count, {entry[2]: entry for entry in self._leaves if self._is_current(entry)}.values())
+        return tuple(name for _, _, name in entries)
+
+    def _is_current(self, entry: tuple[float, int, BlockHash]) -> bool:
+        block = self._blocks.get(entry[2])
+        return block is not None and block.may_go and block.priority == entry[0]
+
+    def names(self) -> tuple[BlockHash, ...]:
+        """All names, parents before children."""
+        return tuple(block.name for block in sorted(self._blocks.values(), key=lambda b: b.depth))
+
     @property
     def _now(self) -> float:
         return self._num_events / max(1, self.capacity)
@@ -144,7 +178,7 @@ class PrefixDirectory:
         while self._leaves and found is None:
             entry = heappop(self._leaves)
             block = self._blocks.get(entry[2])
-            if block is None or not block.may_go or block.priority != entry[0]:
+            if block is None or not self._is_current(entry):
                 continue
             if block.name in path or block.name == parent or (tenant is not None and block.tenant != tenant):
                 kept.append(entry)

@@ -12,14 +12,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tandem.errors import DeadlineExceeded, InvalidRequest
+from tandem.kv.hashing import HASH_BYTES
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2
 from tandem.types import (
     MAX_CHOICES,
     MAX_LOGPROBS,
+    BlockHash,
     FinishReason,
     Grammar,
     GrammarKind,
     HandoffId,
+    PromptPrefix,
     Request,
     RequestId,
     SamplingParams,
@@ -206,6 +209,7 @@ def prefill_request_to_proto(
         handoff=handoff,
         timeout_s=_seconds_left(request, now),
         num_choices=request.num_choices,
+        prefix=_prefix_to_proto(request.prefix),
     )
 
 
@@ -218,7 +222,31 @@ def decode_request_to_proto(request: Request, *, now: float, handoff_id: Handoff
         sampling=sampling_to_proto(request.sampling),
         timeout_s=_seconds_left(request, now),
         num_choices=request.num_choices,
+        prefix=_prefix_to_proto(request.prefix),
     )
+
+
+def _prefix_to_proto(prefix: PromptPrefix | None) -> worker_pb2.PromptPrefix | None:
+    if prefix is None:
+        return None
+    return worker_pb2.PromptPrefix(root=prefix.root, blocks=b"".join(prefix.blocks), tenant=prefix.tenant)
+
+
+def _prefix_from_proto(message: worker_pb2.PromptPrefix, *, num_prompt_tokens: int) -> PromptPrefix:
+    """How many tokens a block has is the worker's to know: see `check_prefix`."""
+    _require(len(message.root) == HASH_BYTES, "prefix.root", message.root, f"{HASH_BYTES} bytes")
+    num_bytes = len(message.blocks)
+    most = num_prompt_tokens * HASH_BYTES
+    _require(num_bytes % HASH_BYTES == 0 and num_bytes <= most, "prefix.blocks", num_bytes, f"{HASH_BYTES} bytes each")
+    names = (message.blocks[at : at + HASH_BYTES] for at in range(0, num_bytes, HASH_BYTES))
+    return PromptPrefix(root=BlockHash(message.root), blocks=tuple(map(BlockHash, names)), tenant=message.tenant)
+
+
+def check_prefix(request: Request, block_size: int) -> None:
+    """Raises InvalidRequest unless each full block of the prompt has a name, or nothing has."""
+    if request.prefix is not None:
+        num_full = len(request.prompt_token_ids) // block_size
+        _require(len(request.prefix.blocks) == num_full, "prefix.blocks", len(request.prefix.blocks), f"{num_full}")
 
 
 def prefill_request_from_proto(message: worker_pb2.PrefillRequest, *, now: float) -> Request:
@@ -248,6 +276,9 @@ def _request_from_proto(message: worker_pb2.PrefillRequest | worker_pb2.DecodeRe
         arrival_s=now,
         deadline_s=now + timeout_s,
         num_choices=message.num_choices,
+        prefix=_prefix_from_proto(message.prefix, num_prompt_tokens=len(message.prompt_token_ids))
+        if message.HasField("prefix")
+        else None,
     )
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from decode_pool.scheduler import DecodeOutput, DecodePlan, DecodeScheduler
-from tandem.kv.block_pool import BlockPool
+from tandem.kv.prefix_pool import PrefixPool
 from tandem.types import FinishReason, RequestId
-from tests.factories import make_first, make_request, sampled
+from tests.factories import make_first, make_prefix, make_request, sampled
 
 
 def make_scheduler(*, num_blocks: int = 64, max_batch: int = 8, growth_tokens: int = 256) -> DecodeScheduler:
     return DecodeScheduler(
-        BlockPool(num_blocks), block_size=4, max_batch_sequences=max_batch, growth_tokens=growth_tokens
+        PrefixPool(num_blocks), block_size=4, max_batch_sequences=max_batch, growth_tokens=growth_tokens
     )
 
 
@@ -118,7 +120,7 @@ def test_choices_share_the_prompts_blocks_and_copy_its_last_one_when_they_write(
     scheduler = make_scheduler(growth_tokens=4)
     scheduler.add(make_request("a", num_prompt_tokens=6, num_choices=3, max_tokens=3))
     scheduler.reserve()
-    first, last = scheduler.block_ids(RequestId("a"))
+    first, last = scheduler.reservation(RequestId("a")).block_ids
     scheduler.deliver(RequestId("a"), make_first(5, 6, 7))
     plan = scheduler.schedule()
     assert [(s.choice, s.token_id, s.num_computed, s.output_position) for s in plan.steps] == [
@@ -172,7 +174,7 @@ def test_a_block_that_is_being_copied_is_not_freed_by_the_end_of_the_choice_that
     scheduler = make_scheduler(max_batch=1)
     scheduler.add(make_request("a", num_prompt_tokens=6, num_choices=2))
     scheduler.reserve()
-    _, last = scheduler.block_ids(RequestId("a"))
+    _, last = scheduler.reservation(RequestId("a")).block_ids
     scheduler.deliver(RequestId("a"), make_first(5, 6))
     plan = scheduler.schedule()
     assert [(s.choice, c.source) for s, c in zip(plan.steps, plan.copies, strict=True)] == [(0, last)]
@@ -181,6 +183,72 @@ def test_a_block_that_is_being_copied_is_not_freed_by_the_end_of_the_choice_that
     scheduler.commit(plan, sampled(7))
     assert scheduler.pool.num_references(last) == 0
     scheduler.check_invariants()
+
+
+def test_a_prompt_that_is_here_needs_only_its_last_tokens_and_shares_the_rest() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", num_prompt_tokens=10, salt=""))
+    scheduler.reserve()
+    first = scheduler.reservation(RequestId("a"))
+    assert (len(first.block_ids), first.num_found) == (3, 0)
+    scheduler.deliver(RequestId("a"), make_first(5))
+    scheduler.add(make_request("b", num_prompt_tokens=9, salt=""))
+    scheduler.reserve()
+    second = scheduler.reservation(RequestId("b"))
+    assert second.block_ids[:2] == first.block_ids[:2]
+    assert second.num_found == 2
+    scheduler.check_invariants()
+
+
+def test_another_salt_shares_nothing() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", num_prompt_tokens=10, salt=""))
+    scheduler.reserve()
+    scheduler.deliver(RequestId("a"), make_first(5))
+    scheduler.add(make_request("b", num_prompt_tokens=10, salt="other"))
+    scheduler.reserve()
+    assert scheduler.reservation(RequestId("b")).num_found == 0
+
+
+def test_a_prompt_that_is_still_moving_is_not_found() -> None:
+    scheduler = make_scheduler()
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, num_prompt_tokens=10, salt=""))
+    scheduler.reserve()
+    assert scheduler.reservation(RequestId("b")).num_found == 0
+
+
+def test_what_arrived_twice_is_kept_once() -> None:
+    scheduler = make_scheduler()
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, num_prompt_tokens=10, max_tokens=2, salt=""))
+    scheduler.reserve()
+    for name in ("a", "b"):
+        scheduler.deliver(RequestId(name), make_first(5))
+        scheduler.check_invariants()
+    assert scheduler.pool.num_free == 64 - 2 - 2
+
+
+def test_the_next_turn_finds_prompt_and_output() -> None:
+    scheduler = make_scheduler()
+    admit(scheduler, "a", max_tokens=10, num_prompt_tokens=6, salt="")
+    while not scheduler.is_idle:
+        run(scheduler, token=7)
+    tokens = (0, 1, 2, 3, 4, 5, 5, *[7] * 9, 8, 8)
+    request = replace(make_request("b", salt=""), prompt_token_ids=tokens, prefix=make_prefix(tokens))
+    scheduler.add(request)
+    scheduler.reserve()
+    assert scheduler.reservation(RequestId("b")).num_found == 3, "the newest token's KV was never written"
+
+
+def test_a_pool_full_of_prefixes_still_takes_whatever_fits() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    admit(scheduler, "a", num_prompt_tokens=12, max_tokens=2, salt="")
+    run(scheduler)
+    assert scheduler.pool.num_cached == 3
+    admit(scheduler, "b", num_prompt_tokens=13, max_tokens=2, salt="other")
+    run(scheduler)
+    assert scheduler.pool.num_free == 4
 
 
 @settings(max_examples=200, deadline=None)
@@ -200,6 +268,7 @@ def test_whatever_happens_every_block_comes_back_and_nobody_is_forgotten(data: s
                 max_tokens=data.draw(st.integers(2, 8)),
                 stop_token_ids=(1,),
                 num_choices=len(left[name]),
+                salt=data.draw(st.sampled_from([None, "", "", "other"])),
             )
         )
     moving: list[RequestId] = []

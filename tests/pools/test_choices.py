@@ -29,7 +29,7 @@ def test_the_prompt_is_sent_once_and_its_full_blocks_are_held_once(gqa: Path) ->
             [_ async for _ in alone]
             one = (await alone.finish()).prefill
             before = pair.prefill.num_tokens
-            several = pair.dispatch(prompt, max_tokens=4, num_choices=4, temperature=1.0)
+            several = pair.dispatch(prompt, max_tokens=4, num_choices=4, temperature=1.0, salt="several")
             steps = [step async for step in several if isinstance(step, TokenStep)]
             result = await several.finish()
             assert one is not None
@@ -104,5 +104,3 @@ def test_requests_that_end_at_once_leave_nothing_to_decode(gqa: Path) -> None:
             assert pair.decode.num_iterations == 0
 
     asyncio.run(run())
-
-

@@ -11,7 +11,6 @@ import pytest
 
 from kv_transfer.transport import MessageHeader
 from tandem.config import TransportName
-from tandem.types import BlockId
 from tests.fakes import Fault
 from tests.hash_executor import SPEC, HashExecutor, expected
 from tests.pair import Pair, PairOptions, make_prompt, running_pair
@@ -90,14 +89,15 @@ def test_the_measured_choice_sends_every_block_of_every_layer_once() -> None:
     assert sorted(sent) == [(layer, block) for layer in range(SPEC.num_layers) for block in range(12)]
 
 
-@pytest.mark.parametrize("num_held", [0, 1, 5, 11, 12])
+@pytest.mark.parametrize("num_held", [0, 1, 5, 11])
 def test_blocks_that_the_decode_worker_holds_are_not_sent(num_held: int) -> None:
     seen = Seen()
 
     async def body() -> list[int]:
-        options = PairOptions(faults=seen, make_executor=HashExecutor)
-        async with running_pair(Path("hash"), options) as pair:
-            hold(pair, num_held)
+        async with running_pair(Path("hash"), PairOptions(faults=seen, make_executor=HashExecutor)) as pair:
+            if num_held:
+                await pair.run(PROMPT[: num_held * 8], max_tokens=2)
+            seen.headers.clear()
             return await pair.run(PROMPT, max_tokens=3)
 
     assert asyncio.run(body()) == expected(PROMPT, 3)
@@ -105,20 +105,44 @@ def test_blocks_that_the_decode_worker_holds_are_not_sent(num_held: int) -> None
     assert all(header.first_block >= num_held for header in seen.headers)
 
 
-def hold(pair: Pair, num_held: int) -> None:
-    """As if a prefix store had filled the first blocks: the KV is there before the ticket says so."""
-    take = pair.decode._take
+def test_a_prompt_that_the_decode_worker_holds_whole_moves_nothing() -> None:
+    seen = Seen()
 
-    def taken(offer: Any) -> Any:
-        incoming = take(offer)
-        reserved = incoming.reserved
+    async def body() -> list[list[int]]:
+        async with running_pair(Path("hash"), PairOptions(faults=seen, make_executor=HashExecutor)) as pair:
+            first = await pair.run(PROMPT[:88], max_tokens=3)
+            seen.headers.clear()
+            return [first, await pair.run(PROMPT[:88], max_tokens=3)]
 
-        def with_hits(block_ids: tuple[BlockId, ...]) -> None:
-            prompt = tuple(PROMPT)
-            pair.decode_executor._inner.write_prompt(prompt[: num_held * 8], block_ids)  # type: ignore[attr-defined]
-            reserved(block_ids, first_block=num_held)
+    assert asyncio.run(body()) == [expected(PROMPT[:88], 3)] * 2
+    assert not seen.headers
 
-        incoming.reserved = with_hits
-        return incoming
 
-    pair.decode._take = taken  # type: ignore[method-assign]
+def test_the_next_turn_of_a_conversation_moves_only_what_is_new() -> None:
+    seen = Seen()
+
+    async def body() -> tuple[list[int], list[int]]:
+        async with running_pair(Path("hash"), PairOptions(faults=seen, make_executor=HashExecutor)) as pair:
+            output = await pair.run(PROMPT, max_tokens=16)
+            seen.headers.clear()
+            turn = [*PROMPT, *output, 1, 2, 3]
+            return turn, await pair.run(turn, max_tokens=3)
+
+    turn, output = asyncio.run(body())
+    assert output == expected(turn, 3)
+    num_known = (90 + 15) // 8
+    assert min(header.first_block for header in seen.headers) == num_known
+
+
+def test_requests_of_different_salts_share_nothing() -> None:
+    seen = Seen()
+
+    async def body() -> None:
+        async with running_pair(Path("hash"), PairOptions(faults=seen, make_executor=HashExecutor)) as pair:
+            for salt in ("one", "other", None):
+                seen.headers.clear()
+                assert await pair.run(PROMPT, max_tokens=3, salt=salt) == expected(PROMPT, 3)
+                assert sum(header.num_blocks for header in seen.headers) == SPEC.num_layers * 12
+            assert pair.prefill.scheduler.pool.num_cached == 22
+
+    asyncio.run(body())

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from prefill_pool.scheduler import FirstOutput, PrefillPlan, PrefillScheduler
-from tandem.kv.block_pool import BlockPool
+from tandem.kv.prefix_pool import PrefixPool
 from tandem.types import FinishReason, RequestId, WorkerId
 from tests.factories import make_request, sampled
 
@@ -15,7 +15,7 @@ DECODE = WorkerId("d0")
 
 def make_scheduler(*, num_blocks: int = 64, budget: int = 32, lookahead: int = 1 << 20) -> PrefillScheduler:
     return PrefillScheduler(
-        BlockPool(num_blocks),
+        PrefixPool(num_blocks),
         block_size=4,
         max_batch_tokens=budget,
         max_batch_sequences=8,
@@ -117,20 +117,98 @@ def test_each_choice_has_a_first_token_of_its_own_from_one_prefill() -> None:
     ]
 
 
+def test_a_prefix_that_was_computed_before_is_not_computed_again() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", num_prompt_tokens=10, salt=""), destination=None)
+    run(scheduler)
+    scheduler.release(RequestId("a"))
+    scheduler.add(make_request("b", num_prompt_tokens=14, salt=""), destination=None)
+    plan, outputs = run(scheduler)
+    assert [(c.start, c.num_tokens) for c in plan.chunks] == [(8, 6)]
+    assert [output.num_cached for output in outputs] == [8]
+
+
+def test_one_token_at_least_is_computed() -> None:
+    scheduler = make_scheduler()
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, num_prompt_tokens=8, salt=""), destination=None)
+        plan, _ = run(scheduler)
+    assert [(c.start, c.num_tokens) for c in plan.chunks] == [(4, 4)]
+
+
+def test_a_prompt_whose_tokens_are_scored_is_computed_whole() -> None:
+    scheduler = make_scheduler()
+    for name in ("a", "b"):
+        request = make_request(name, num_prompt_tokens=10, salt="", num_prompt_logprobs=0)
+        scheduler.add(request, destination=None)
+        plan, _ = run(scheduler)
+        assert [(c.start, c.num_tokens) for c in plan.chunks] == [(0, 10)]
+
+
+def test_chunks_can_be_shared_before_their_prompt_is_done() -> None:
+    scheduler = make_scheduler(budget=8)
+    scheduler.add(make_request("a", num_prompt_tokens=16, salt=""), destination=None)
+    run(scheduler)
+    scheduler.add(make_request("b", num_prompt_tokens=16, salt=""), destination=None)
+    run(scheduler)
+    plan, _ = run(scheduler)
+    assert [(c.request.request_id, c.start) for c in plan.chunks] == [("b", 12)]
+
+
+def test_the_same_prompt_twice_in_one_batch_is_kept_once() -> None:
+    scheduler = make_scheduler()
+    for name in ("a", "b"):
+        scheduler.add(make_request(name, num_prompt_tokens=8, salt=""), destination=None)
+    run(scheduler)
+    for name in ("a", "b"):
+        scheduler.release(RequestId(name))
+        scheduler.check_invariants()
+    assert (scheduler.pool.num_free, scheduler.pool.num_cached) == (64, 2)
+
+
+def test_what_the_store_has_ready_is_loaded_and_what_follows_is_computed() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", num_prompt_tokens=14, salt=""), destination=None)
+    scheduler.fetching(RequestId("a"))
+    assert not run(scheduler)[0].chunks
+    assert scheduler.is_idle
+    scheduler.fetched(RequestId("a"), range(3))
+    plan, _ = run(scheduler)
+    assert [(c.loads, c.start, c.num_tokens) for c in plan.chunks] == [(range(3), 12, 2)]
+
+
+def test_an_offer_that_begins_after_what_is_left_here_is_not_used() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("a", num_prompt_tokens=14, salt=""), destination=None)
+    scheduler.fetching(RequestId("a"))
+    scheduler.fetched(RequestId("a"), range(1, 3))
+    plan, _ = run(scheduler)
+    assert [(c.loads, c.start) for c in plan.chunks] == [(range(0), 0)]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_whatever_happens_every_block_comes_back_and_every_token_is_computed_once(data: st.DataObject) -> None:
+def test_whatever_happens_every_block_comes_back_and_no_token_is_computed_twice(data: st.DataObject) -> None:
     scheduler = make_scheduler(num_blocks=12, budget=data.draw(st.integers(1, 20)), lookahead=16)
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=8))
     computed = {RequestId(f"r{i}"): 0 for i in range(len(lengths))}
+    offers: dict[RequestId, int] = {}
     finished: set[str] = set()
     aborted: set[str] = set()
     for i, length in enumerate(lengths):
         destination = data.draw(st.sampled_from([None, DECODE, WorkerId("d1")]))
-        scheduler.add(make_request(f"r{i}", num_prompt_tokens=length), destination=destination)
+        salt = data.draw(st.sampled_from([None, "", "", "other"]))
+        request = make_request(f"r{i}", num_prompt_tokens=length, salt=salt)
+        scheduler.add(request, destination=destination)
+        if salt is not None and data.draw(st.booleans()):
+            scheduler.fetching(request.request_id)
+            offers[request.request_id] = data.draw(st.integers(0, length // 4))
     for turn in range(400):
         for request_id in scheduler.wanted_tickets():
             scheduler.ticket(request_id)
+        if offers and data.draw(st.booleans()):
+            request_id, num_blocks = offers.popitem()
+            scheduler.fetched(request_id, range(num_blocks))
         plan = scheduler.schedule()
         assert plan.num_tokens <= scheduler._max_batch_tokens
         victim = data.draw(st.sampled_from([None, None, None, *computed])) if turn < 40 else None
@@ -139,8 +217,10 @@ def test_whatever_happens_every_block_comes_back_and_every_token_is_computed_onc
             scheduler.release(victim)
             aborted.add(victim)
         for chunk in plan.chunks:
-            assert chunk.start == computed[chunk.request.request_id]
-            computed[chunk.request.request_id] += chunk.num_tokens
+            begun = computed[chunk.request.request_id]
+            is_first_after_hit = not begun and chunk.start % 4 == 0 and chunk.loads.stop * 4 in (0, chunk.start)
+            assert chunk.start == begun or is_first_after_hit
+            computed[chunk.request.request_id] = chunk.start + chunk.num_tokens
         for output in scheduler.commit(plan, [sampled(1) if c.is_last else [] for c in plan.chunks]):
             assert output.request_id not in finished | aborted
             finished.add(output.request_id)

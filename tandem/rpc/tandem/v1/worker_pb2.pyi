@@ -225,6 +225,7 @@ class PrefillRequest(_message.Message):
     HANDOFF_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     NUM_CHOICES_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     timeout_s: _builtins.float
     """Seconds left until the request's deadline."""
@@ -240,6 +241,10 @@ class PrefillRequest(_message.Message):
     def handoff(self) -> Global___HandoffTarget:
         """Where the KV goes. Absent when max_tokens is 1: nothing is left to decode."""
 
+    @_builtins.property
+    def prefix(self) -> Global___PromptPrefix:
+        """Absent: the prompt's KV is neither looked for nor kept."""
+
     def __init__(
         self,
         *,
@@ -249,14 +254,47 @@ class PrefillRequest(_message.Message):
         handoff: Global___HandoffTarget | None = ...,
         timeout_s: _builtins.float = ...,
         num_choices: _builtins.int = ...,
+        prefix: Global___PromptPrefix | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "prefix", b"prefix", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "num_choices", b"num_choices", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff", b"handoff", "num_choices", b"num_choices", "prefix", b"prefix", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
+
+@_typing.final
+class PromptPrefix(_message.Message):
+    """Names of the prompt's full blocks, made once by the router; see tandem/kv/hashing.py. They are the model's as the
+    fingerprint of the workers has it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOT_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    root: _builtins.bytes
+    """16 bytes: parent of the first block."""
+    blocks: _builtins.bytes
+    """16 bytes for each full block, in order."""
+    tenant: _builtins.str
+    """Whose share of the store they count against."""
+    def __init__(
+        self,
+        *,
+        root: _builtins.bytes = ...,
+        blocks: _builtins.bytes = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "root", b"root", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptPrefix: _TypeAlias = PromptPrefix  # noqa: Y015
 
 @_typing.final
 class HandoffTarget(_message.Message):
@@ -409,6 +447,7 @@ class DecodeRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     NUM_CHOICES_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     handoff_id: _builtins.str
     timeout_s: _builtins.float
@@ -417,6 +456,8 @@ class DecodeRequest(_message.Message):
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> Global___ResolvedSampling: ...
+    @_builtins.property
+    def prefix(self) -> Global___PromptPrefix: ...
     def __init__(
         self,
         *,
@@ -426,10 +467,11 @@ class DecodeRequest(_message.Message):
         sampling: Global___ResolvedSampling | None = ...,
         timeout_s: _builtins.float = ...,
         num_choices: _builtins.int = ...,
+        prefix: Global___PromptPrefix | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_id", b"handoff_id", "num_choices", b"num_choices", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_id", b"handoff_id", "num_choices", b"num_choices", "prefix", b"prefix", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,60 @@
+"""A prompt on a prefill worker: how far it has come and which blocks it holds. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from tandem.types import BlockHash, BlockId, Request, WorkerId
+
+
+class Phase(IntEnum):
+    """How far a prompt has come."""
+
+    QUEUED = 0
+    OFFERED = 1
+    READY = 2
+    RUNNING = 3
+    COMPUTED = 4
+
+
+@dataclass(kw_only=True, slots=True)
+class PrefillSequence:
+    """A prompt being computed."""
+
+    request: Request
+    destination: WorkerId | None
+    phase: Phase = Phase.QUEUED
+    num_computed: int = 0
+    num_chunks: int = 0
+    num_cached: int = 0
+    """Prompt tokens that were not computed because their KV was here, or was loaded."""
+    block_ids: tuple[BlockId, ...] = ()
+    named: list[BlockId] = field(default_factory=list)
+    """The blocks found by the names of the prompt's first full blocks: its own, or another's with the same content."""
+    is_fetching: bool = False
+    offered: range = range(0)
+    """Blocks that the store has ready."""
+
+    @property
+    def may_run(self) -> bool:
+        """Whether it waits for nothing but its turn."""
+        return self.phase is Phase.RUNNING or (self.phase is Phase.READY and not self.is_fetching)
+
+    @property
+    def usable(self) -> tuple[BlockHash, ...]:
+        """Names of blocks whose KV may be taken as it is. At least one token is computed, all where they are scored."""
+        if self.request.prefix is None or self.request.sampling.num_prompt_logprobs is not None:
+            return ()
+        return self.request.prefix.blocks
+
+    @property
+    def held(self) -> tuple[BlockId, ...]:
+        """All references of the prompt: its own blocks, and others' that stand for what it computed as well."""
+        others = (block for block, own in zip(self.named, self.block_ids, strict=False) if block != own)
+        return (*self.block_ids, *others)
+
+    @property
+    def num_left(self) -> int:
+        """Prompt tokens not yet computed."""
+        return len(self.request.prompt_token_ids) - self.num_computed
