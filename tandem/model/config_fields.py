@@ -81,6 +81,13 @@ class ConfigFields:
             raise self.error(f"{key} must be a number, got {value!r}")
         return float(value)
 
+    def optional_number(self, key: str, default: float | None = None) -> float | None:
+        """A number, or None where null says so; the default is for a field that is not there."""
+        if self._values.get(key, default) is None:
+            self.ignore(key)
+            return None
+        return self.number(key, default)
+
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false."""
         value = self.value(key)

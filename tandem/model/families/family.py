@@ -43,17 +43,31 @@ class Family:
     names: TensorNames = HUGGING_FACE
 
 
-def read_shape(
-    config: ConfigFields, identity: Identity, *, family: str, theta: float = 10000.0, tied: bool = False
-) -> ModelSpec:
-    """Full causal attention with one kind of positions in every layer: a Llama, which other families change.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defaults:
+    """What a family takes for fields that are not there."""
 
-    `theta` and `tied` are the family's own defaults.
+    theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    tied: bool = False
+
+
+def read_shape(
+    config: ConfigFields,
+    identity: Identity,
+    *,
+    family: str,
+    defaults: Defaults = Defaults(),
+    ropes: tuple[RopeSpec, ...] = (),
+) -> ModelSpec:
+    """Full causal attention with the first kind of positions in every layer: a Llama, which other families change.
+
+    Without `ropes`, there is one kind, as the shared fields say.
     """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", hidden // max(heads, 1))
     num_layers = config.integer("num_hidden_layers")
-    rope = read_rope(config, theta)
+    ropes = ropes or (read_rope(config, defaults.theta),)
     return ModelSpec(
         name=identity.name,
         family=family,
@@ -64,12 +78,12 @@ def read_shape(
         num_kv_heads=config.integer("num_key_value_heads", heads),
         head_dim=head_dim,
         vocab_size=config.integer("vocab_size"),
-        max_context_tokens=_context(config.integer("max_position_embeddings"), rope.scaling),
-        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        tie_word_embeddings=config.flag("tie_word_embeddings", tied),
+        max_context_tokens=_context(config.integer("max_position_embeddings"), ropes[0].scaling),
+        rms_norm_eps=config.number("rms_norm_eps", defaults.rms_norm_eps),
+        tie_word_embeddings=config.flag("tie_word_embeddings", defaults.tied),
         eos_token_ids=identity.eos_token_ids,
         weights_digest=identity.weights_digest,
-        ropes=(rope,),
+        ropes=ropes,
         layers=(LayerSpec(),) * num_layers,
         attention_scale=head_dim**-0.5,
     )

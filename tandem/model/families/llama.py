@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tandem.model.config_fields import ConfigFields
-from tandem.model.families.family import Family, Identity, read_shape, read_windows
+from tandem.model.families.family import Defaults, Family, Identity, read_shape, read_windows
 from tandem.model.spec import LayerSpec, ModelSpec
 
 
@@ -26,7 +26,7 @@ def read_mistral(config: ConfigFields, identity: Identity) -> ModelSpec:
 def read_smollm3(config: ConfigFields, identity: Identity) -> ModelSpec:
     """Every fourth layer knows no positions, unless `no_rope_layers` says which (0 there: none)."""
     config.choice("hidden_act", ["silu"], "silu")
-    spec = read_shape(config, identity, family="smollm3", theta=2e6, tied=True)
+    spec = read_shape(config, identity, family="smollm3", defaults=Defaults(theta=2e6, tied=True))
     interval = config.integer("no_rope_layer_interval", 4)
     rotated = config.integers("no_rope_layers", spec.num_layers)
     if rotated is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tandem.model.config_fields import ConfigFields
-from tandem.model.families import llama
+from tandem.model.families import experts, gemma, llama, qwen
 from tandem.model.families.family import Family
 
-_FAMILIES = {family.model_type: family for family in llama.FAMILIES}
+_GROUPS = (llama.FAMILIES, qwen.FAMILIES, gemma.FAMILIES, experts.FAMILIES)
+_FAMILIES = {family.model_type: family for group in _GROUPS for family in group}
 
 
 def find_family(config: ConfigFields) -> Family:
