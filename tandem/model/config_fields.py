@@ -12,6 +12,7 @@ IMMATERIAL = frozenset(
     {
         # where the file comes from and who wrote it
         *("_name_or_path", "transformers_version", "unsloth_version", "unsloth_fixed", "transformers.js_config"),
+        *("is_llama_config",),
         # precision and implementation, which are the configuration's to choose
         *("torch_dtype", "dtype", "use_cache", "cache_implementation", "_attn_implementation"),
         *("_attn_implementation_autoset", "attn_implementation", "pretraining_tp", "chunk_size_feed_forward"),

@@ -31,6 +31,7 @@ def read_smollm3(config: ConfigFields, identity: Identity) -> ModelSpec:
     rotated = config.integers("no_rope_layers", spec.num_layers)
     if rotated is None:
         rotated = [int((index + 1) % interval != 0) for index in range(spec.num_layers)]
+    config.ignore("max_window_layers")  # said in every file, and not read by transformers either
     window = config.optional_integer("sliding_window")
     if not config.flag("use_sliding_window"):
         window = None
