@@ -99,8 +99,7 @@ class Engine:
 
     def layer_matrices(self) -> list[torch.Tensor]:
         """The four matrices of one layer."""
-        layer = self.weights.layers[0]
-        return [layer.qkv, layer.output, layer.gate_up, layer.down]
+        return self.weights.layers[0].matrices()
 
     def prefill_flops(self, num_tokens: int) -> float:
         """Multiply-adds times two: all layers' matrices, and causal attention's two products."""

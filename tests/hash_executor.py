@@ -14,7 +14,7 @@ import torch
 from tandem.kv.cache import KvCache
 from tandem.model.executor import LayerHook, SequenceSlice, SliceOutput
 from tandem.model.grammar import GrammarCompiler
-from tandem.model.spec import ModelSpec
+from tandem.model.spec import LayerSpec, ModelSpec
 from tandem.types import BlockId, SampledToken
 
 VOCAB_SIZE = 257
@@ -24,6 +24,7 @@ _PRIME = 65_521
 
 SPEC = ModelSpec(
     name="hash",
+    family="hash",
     num_layers=3,
     hidden_size=4,
     intermediate_size=4,
@@ -33,10 +34,12 @@ SPEC = ModelSpec(
     vocab_size=VOCAB_SIZE,
     max_context_tokens=512,
     rms_norm_eps=1e-5,
-    rope_theta=1e4,
     tie_word_embeddings=False,
     eos_token_ids=(),
     weights_digest="hash",
+    ropes=(),
+    layers=(LayerSpec(rope=None),) * 3,
+    attention_scale=0.5,
 )
 
 

@@ -34,9 +34,11 @@ class Golden:
 class Oracle:
     """A transformers model, loaded only when an answer is not on disk yet."""
 
-    def __init__(self, files: ModelFiles, directory: Path) -> None:
+    def __init__(self, files: ModelFiles, directory: Path, *, attention: str = "sdpa") -> None:
+        """`attention` is transformers' own name: `eager` where torch's fused kernel leaves something out."""
         self._files = files
         self._directory = directory
+        self._attention = attention
         self._identity = [load_spec(files).weights_digest, transformers.__version__, torch.__version__]
 
     @cached_property
@@ -44,7 +46,9 @@ class Oracle:
         """The transformers model, fp32."""
         weights = self._files.weights[0]
         source = {"gguf_file": weights.name} if self._files.kind == "gguf" else {}
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(weights.parent, dtype=torch.float32, **source)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            weights.parent, dtype=torch.float32, attn_implementation=self._attention, **source
+        )
         return loaded.eval()
 
     def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Golden:

@@ -59,6 +59,7 @@ PURE = (
     "tandem/kv/prefix_index.py",
     "tandem/kv/tiering.py",
     "tandem/model/spec.py",
+    "tandem/model/tensor_names.py",
     "tandem/secret.py",
     "kv_transfer/plan.py",
     "kv_transfer/sizing.py",

@@ -16,7 +16,8 @@ CHAT_TEMPLATE = (
 VOCAB_SIZE = 320
 
 
-def _byte_tokenizer() -> PreTrainedTokenizerFast:
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each byte, and an end."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {symbol: i for i, symbol in enumerate([*alphabet, "<eos>"])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -54,5 +55,5 @@ def save_tiny_llama(
         **config,
     )
     LlamaForCausalLM(llama).save_pretrained(directory, max_shard_size=max_shard_size)
-    _byte_tokenizer().save_pretrained(directory)
+    byte_tokenizer().save_pretrained(directory)
     return directory

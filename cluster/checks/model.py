@@ -42,12 +42,15 @@ def check_model(settings: Settings) -> list[Finding]:
 
 
 def num_parameters(spec: ModelSpec) -> int:
-    """Weights of a Llama-family decoder."""
-    head = spec.head_dim
-    attention = 2 * spec.hidden_size * head * (spec.num_heads + spec.num_kv_heads)
-    layer = attention + 3 * spec.hidden_size * spec.intermediate_size + 2 * spec.hidden_size
+    """Weights, but for biases and the norms of heads."""
+    attention = 2 * spec.hidden_size * spec.head_dim * (spec.num_heads + spec.num_kv_heads)
+    dense, experts = 3 * spec.hidden_size * spec.intermediate_size, 0
+    if spec.experts is not None:
+        width = spec.experts.num_experts * spec.experts.intermediate_size
+        experts = 3 * spec.hidden_size * width + spec.hidden_size * spec.experts.num_experts
+    mlps = sum(experts if layer.has_experts else dense for layer in spec.layers)
     embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_word_embeddings else 2)
-    return spec.num_layers * layer + embeddings + spec.hidden_size
+    return spec.num_layers * (attention + 2 * spec.hidden_size) + mlps + embeddings + spec.hidden_size
 
 
 def needed_bytes(spec: ModelSpec, config: ClusterConfig) -> dict[str, int]:

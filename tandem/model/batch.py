@@ -13,7 +13,7 @@ import torch
 
 from tandem.kv.layout import KvLayout
 from tandem.model.executor import SequenceSlice
-from tandem.model.rope import RotaryTables, rotary_tables
+from tandem.model.rope import RotaryFrequencies, RotaryTables, rotary_tables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,8 @@ class FlatBatch:
     token_ids: torch.Tensor
     """`[num_tokens]` int64"""
     slices: tuple[SliceRange, ...]
-    rotary: RotaryTables
+    rotary: tuple[RotaryTables, ...]
+    """One for each of the model's kinds of positions."""
     kv_rows: torch.Tensor
     """`[num_tokens * 2 * num_kv_heads]` int64: where each token's K heads, then its V heads go."""
     sampled: torch.Tensor
@@ -52,9 +53,8 @@ def cache_rows(layout: KvLayout, blocks: torch.Tensor, offsets: torch.Tensor) ->
     return first * layout.block_size + offsets.unsqueeze(1)
 
 
-def context_rows(layout: KvLayout, block_ids: torch.Tensor, kv_length: int) -> torch.Tensor:
-    """Rows of a sequence's whole context in attention's order: `[2 * num_kv_heads, kv_length]`."""
-    positions = torch.arange(kv_length)
+def context_rows(layout: KvLayout, block_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rows of context `positions` `[n]` of a sequence in attention's order: `[2 * num_kv_heads, n]`."""
     blocks = block_ids[positions // layout.block_size]
     return cache_rows(layout, blocks, positions % layout.block_size).t()
 
@@ -69,7 +69,9 @@ def _range(piece: SequenceSlice, q_start: int, layout: KvLayout) -> SliceRange:
     return SliceRange(q_start=q_start, q_end=q_start + num_tokens, kv_length=kv_length, block_ids=blocks)
 
 
-def build_batch(pieces: Sequence[SequenceSlice], layout: KvLayout, frequencies: torch.Tensor) -> FlatBatch:
+def build_batch(
+    pieces: Sequence[SequenceSlice], layout: KvLayout, frequencies: Sequence[RotaryFrequencies]
+) -> FlatBatch:
     """Lays the slices out in their order."""
     slices: list[SliceRange] = []
     for piece in pieces:
@@ -81,7 +83,7 @@ def build_batch(pieces: Sequence[SequenceSlice], layout: KvLayout, frequencies: 
     return FlatBatch(
         token_ids=torch.tensor([token for piece in pieces for token in piece.token_ids], dtype=torch.int64),
         slices=tuple(slices),
-        rotary=rotary_tables(positions, frequencies),
+        rotary=tuple(rotary_tables(positions, each) for each in frequencies),
         kv_rows=cache_rows(layout, blocks, positions % size).reshape(-1),
         sampled=torch.tensor(last, dtype=torch.int64),
     )

@@ -1,44 +1,51 @@
-"""Llama models from GGUF files: shape, fingerprint and weights under Hugging Face names.
+"""Llama and Qwen models from GGUF files: shape, fingerprint and weights.
 
-llama.cpp interleaves the rotary halves of Q and K when it converts a model; `_unpermute` undoes that.
+llama.cpp interleaves the rotary halves of a Llama's Q and K when it converts it (not a Qwen's); `_unpermute` undoes
+that. Format of the metadata: ggml's docs/gguf.md.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from tandem.errors import ModelLoadError
+from tandem.model.assemble import Assembler, TensorSource
+from tandem.model.config_fields import ConfigFields
 from tandem.model.digest import Span, sampled_digest
-from tandem.model.gguf_file import GgufFile, Scalar
-from tandem.model.rope import inverse_frequencies
-from tandem.model.spec import ModelSpec
-from tandem.model.weights import Weights, assemble
+from tandem.model.gguf_file import GgufFile
+from tandem.model.rope import RotaryFrequencies, rotary_frequencies
+from tandem.model.spec import LayerSpec, LinearScaling, ModelSpec, RopeSpec
+from tandem.model.tensor_names import AttentionNames, DenseNames, TensorNames
+from tandem.model.weights import Weights
 
-_GLOBAL_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_LAYER_NAMES = {
-    "input_layernorm.weight": "attn_norm.weight",
-    "self_attn.q_proj.weight": "attn_q.weight",
-    "self_attn.k_proj.weight": "attn_k.weight",
-    "self_attn.v_proj.weight": "attn_v.weight",
-    "self_attn.o_proj.weight": "attn_output.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-    "mlp.gate_proj.weight": "ffn_gate.weight",
-    "mlp.up_proj.weight": "ffn_up.weight",
-    "mlp.down_proj.weight": "ffn_down.weight",
-}
+_LLAMA = TensorNames(
+    embedding="token_embd.weight",
+    final_norm="output_norm.weight",
+    lm_head="output.weight",
+    layer="blk.{layer}.",
+    attention=AttentionNames(
+        norm="attn_norm.weight",
+        q="attn_q.weight",
+        k="attn_k.weight",
+        v="attn_v.weight",
+        output="attn_output.weight",
+    ),
+    mlp_norm="ffn_norm.weight",
+    dense=DenseNames(gate="ffn_gate.weight", up="ffn_up.weight", down="ffn_down.weight"),
+)
+_QWEN2 = replace(
+    _LLAMA, attention=replace(_LLAMA.attention, q_bias="attn_q.bias", k_bias="attn_k.bias", v_bias="attn_v.bias")
+)
+_QWEN3 = replace(
+    _LLAMA, attention=replace(_LLAMA.attention, q_norm="attn_q_norm.weight", k_norm="attn_k_norm.weight")
+)
+NAMES = {"llama": _LLAMA, "qwen2": _QWEN2, "qwen3": _QWEN3}
+"""By `general.architecture`."""
 
-
-def _gguf_name(name: str) -> str:
-    if name in _GLOBAL_NAMES:
-        return _GLOBAL_NAMES[name]
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{_LAYER_NAMES[rest]}"
+_ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 
 
 def _unpermute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -49,56 +56,61 @@ def _unpermute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 class GgufModel:
-    """A Llama model in one GGUF file, opened but not read."""
+    """A model in one GGUF file, opened but not read."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """Raises ModelLoadError when the file is damaged or holds something else than a Llama model."""
+        """Raises ModelLoadError when the file is damaged or holds a model that is not supported."""
         self._file = GgufFile(path)
         architecture = self._file.metadata.get("general.architecture")
-        if architecture != "llama":
-            raise ModelLoadError(f"{path}: architecture {architecture!r} is not supported (llama is)")
-        scaling = self._file.metadata.get("llama.rope.scaling.type", "none")
-        if scaling != "none":
-            raise ModelLoadError(f"{path}: rope scaling {scaling!r} is not supported")
-        if "llama.expert_count" in self._file.metadata and self._int("llama.expert_count"):
-            raise ModelLoadError(f"{path}: mixture-of-experts models are not supported")
-        self.spec = self._read_spec(name)
+        if architecture not in NAMES:
+            raise ModelLoadError(f"{path}: architecture {architecture!r} is not supported ({', '.join(NAMES)} are)")
+        self._names = NAMES[str(architecture)]
+        self.spec = self._read_spec(name, str(architecture))
 
-    def _value(self, key: str, default: Scalar | None = None) -> Scalar:
-        value = self._file.metadata.get(key, default)
-        if value is None:
-            raise ModelLoadError(f"{self._file.path}: metadata {key} is missing or not a single value")
-        return value
-
-    def _int(self, key: str, default: int | None = None) -> int:
-        return int(self._value(key, default))
-
-    def _read_spec(self, name: str) -> ModelSpec:
-        file = self._file
-        embedding = file.tensors.get("token_embd.weight")
-        if embedding is None or len(embedding.shape) != 2:
-            raise ModelLoadError(f"{file.path}: tensor token_embd.weight is missing")
-        hidden, heads = self._int("llama.embedding_length"), self._int("llama.attention.head_count")
-        head_dim = self._int("llama.attention.key_length", hidden // heads)
-        if self._int("llama.rope.dimension_count", head_dim) != head_dim:
-            raise ModelLoadError(f"{file.path}: rotary embedding of a part of each head is not supported")
-        ends = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        return ModelSpec(
+    def _read_spec(self, name: str, family: str) -> ModelSpec:
+        file, prefix = self._file, f"{family}."
+        config = ConfigFields({key: v for key, v in file.metadata.items() if key.startswith(prefix)}, file.path)
+        hidden = config.integer(prefix + "embedding_length")
+        heads = config.integer(prefix + "attention.head_count")
+        num_layers = config.integer(prefix + "block_count")
+        head_dim = self._head_dim(config, prefix, hidden // max(heads, 1))
+        spec = ModelSpec(
             name=name,
-            num_layers=self._int("llama.block_count"),
+            family=family,
+            num_layers=num_layers,
             hidden_size=hidden,
-            intermediate_size=self._int("llama.feed_forward_length"),
+            intermediate_size=config.integer(prefix + "feed_forward_length"),
             num_heads=heads,
-            num_kv_heads=self._int("llama.attention.head_count_kv", heads),
+            num_kv_heads=config.integer(prefix + "attention.head_count_kv", heads),
             head_dim=head_dim,
-            vocab_size=embedding.shape[0],
-            max_context_tokens=self._int("llama.context_length"),
-            rms_norm_eps=float(self._value("llama.attention.layer_norm_rms_epsilon")),
-            rope_theta=float(self._value("llama.rope.freq_base", 10000.0)),
-            tie_word_embeddings="output.weight" not in file.tensors,
-            eos_token_ids=tuple(sorted({self._int(key) for key in ends if key in file.metadata})),
+            vocab_size=self._vocab_size(),
+            max_context_tokens=config.integer(prefix + "context_length"),
+            rms_norm_eps=config.number(prefix + "attention.layer_norm_rms_epsilon"),
+            tie_word_embeddings=self._names.lm_head not in file.tensors,
+            eos_token_ids=tuple(sorted({int(file.metadata[key]) for key in _ENDS if key in file.metadata})),
             weights_digest=self._digest(),
+            ropes=(_rope(config, prefix),),
+            layers=(LayerSpec(),) * num_layers,
+            attention_scale=head_dim**-0.5,
         )
+        config.ignore(prefix + "vocab_size")
+        config.refuse_rest()
+        return spec
+
+    @staticmethod
+    def _head_dim(config: ConfigFields, prefix: str, default: int) -> int:
+        """Keys, values and what is rotated must be as wide as each other."""
+        head_dim = config.integer(prefix + "attention.key_length", default)
+        for key in ("attention.value_length", "rope.dimension_count"):
+            if (found := config.integer(prefix + key, head_dim)) != head_dim:
+                raise config.unsupported(prefix + key, found, f"{head_dim} is, the width of a key")
+        return head_dim
+
+    def _vocab_size(self) -> int:
+        embedding = self._file.tensors.get(self._names.embedding)
+        if embedding is None or len(embedding.shape) != 2:
+            raise ModelLoadError(f"{self._file.path}: tensor {self._names.embedding} is missing")
+        return embedding.shape[0]
 
     def _digest(self) -> str:
         spans = [Span(0, self._file.header_bytes)]
@@ -107,18 +119,30 @@ class GgufModel:
         return sampled_digest([(memoryview(self._file.data), spans)])
 
     def _read(self, name: str) -> torch.Tensor:
-        weight = self._file.read(_gguf_name(name))
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            num_heads = self.spec.num_heads if name.endswith("q_proj.weight") else self.spec.num_kv_heads
-            if weight.dim() != 2 or weight.shape[0] != num_heads * self.spec.head_dim:
-                raise ModelLoadError(f"{self._file.path}: tensor {_gguf_name(name)} has shape {tuple(weight.shape)}")
-            return _unpermute(weight, num_heads)
-        return weight
+        weight = self._file.read(name)
+        is_query, is_key = (name.endswith(f".{part}.weight") for part in ("attn_q", "attn_k"))
+        if self.spec.family != "llama" or not (is_query or is_key):
+            return weight
+        num_heads = self.spec.num_heads if is_query else self.spec.num_kv_heads
+        if weight.dim() != 2 or weight.shape[0] != num_heads * self.spec.head_dim:
+            raise ModelLoadError(f"{self._file.path}: tensor {name} has shape {tuple(weight.shape)}")
+        return _unpermute(weight, num_heads)
 
     def load(self, dtype: torch.dtype) -> Weights:
         """Reads and dequantizes everything. Raises ModelLoadError naming file and tensor."""
-        frequencies = inverse_frequencies(self.spec.head_dim, self.spec.rope_theta)
-        if "rope_freqs.weight" in self._file.tensors:
-            frequencies = frequencies / self._file.read("rope_freqs.weight")
-        origin = str(self._file.path)
-        return assemble(self.spec, self._read, dtype=dtype, inverse_frequencies=frequencies, origin=origin)
+        frequencies = rotary_frequencies(self.spec.ropes[0], self.spec.head_dim)
+        if "rope_freqs.weight" in self._file.tensors:  # Llama 3's scaling comes as divisors
+            divisors = self._file.read("rope_freqs.weight")
+            frequencies = RotaryFrequencies(frequencies.inverse / divisors, frequencies.scale)
+        source = TensorSource(read=self._read, names=self._names, origin=str(self._file.path))
+        return Assembler(self.spec, source, dtype).weights((frequencies,))
+
+
+def _rope(config: ConfigFields, prefix: str) -> RopeSpec:
+    theta = config.number(prefix + "rope.freq_base", 10000.0)
+    kind = config.choice(prefix + "rope.scaling.type", ["none", "linear"], "none")
+    if kind == "none":
+        config.ignore(*(f"{prefix}rope.scaling.{key}" for key in ("factor", "original_context_length", "finetuned")))
+        return RopeSpec(theta=theta)
+    config.ignore(*(f"{prefix}rope.scaling.{key}" for key in ("original_context_length", "finetuned")))
+    return RopeSpec(theta=theta, scaling=LinearScaling(factor=config.number(prefix + "rope.scaling.factor")))

@@ -31,13 +31,15 @@ def _widen(x: torch.Tensor) -> bool:
     return x.dtype == torch.bfloat16 and len(x) > 1 and not _has_fast_bf16()
 
 
-def project(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """`x` `[n, in]` times `matrix` `[in, out]`, in the dtype of `x`."""
+def project(x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`x` `[n, in]` times `matrix` `[in, out]`, plus `bias` `[out]`, in the dtype of `x`."""
+    if bias is not None:
+        return project_add(bias, x, matrix)
     return (x.float() @ matrix.float()).to(x.dtype) if _widen(x) else x @ matrix
 
 
 def project_add(residual: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """`residual` `[n, out]` plus `x` times `matrix`, rounded once."""
+    """`residual` `[n, out]` or `[out]` plus `x` times `matrix`, rounded once."""
     if _widen(x):
         return torch.addmm(residual.float(), x.float(), matrix.float()).to(x.dtype)
     return torch.addmm(residual, x, matrix)

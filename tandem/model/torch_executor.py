@@ -12,10 +12,10 @@ from tandem.kv.layout import Dtype
 from tandem.model.attention.torch_cpu import TorchAttention
 from tandem.model.batch import build_batch
 from tandem.model.choice import Choice
+from tandem.model.decoder import Decoder
 from tandem.model.executor import LayerHook, Scoring, SequenceSlice, SliceOutput
 from tandem.model.files import resolve_model
 from tandem.model.grammar import GrammarCompiler
-from tandem.model.llama import LlamaModel
 from tandem.model.loader import load_spec, load_weights
 from tandem.model.logprobs import report
 from tandem.model.sampling import choose
@@ -44,9 +44,9 @@ class TorchExecutor:
             torch.set_num_threads(num_threads)
         self._spec = spec
         self._cache = cache
-        self._frequencies = weights.inverse_frequencies
+        self._frequencies = weights.frequencies
         attention = TorchAttention(cache.layout, TORCH_DTYPE[cache.layout.dtype])
-        self._model = LlamaModel(spec, weights, cache, attention)
+        self._model = Decoder(spec, weights, cache, attention)
         self._grammars = GrammarCompiler(
             tokenizer_file, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids
         )

@@ -1,12 +1,23 @@
-"""The seam to attention kernels: a plan built once per batch, then one call per layer."""
+"""The seam to attention kernels: a plan built once per batch and kind of layer, then one call per layer."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from tandem.model.batch import FlatBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionOptions:
+    """In what layers may differ. A score is `scale` times query times key, c tanh(score / c) for a softcap c."""
+
+    scale: float
+    window: int | None = None
+    """Newest tokens that a token attends to, itself among them; None: all."""
+    softcap: float | None = None
 
 
 class AttentionPlan(Protocol):
@@ -23,5 +34,5 @@ class AttentionPlan(Protocol):
 class AttentionBackend(Protocol):
     """A way to compute attention over the paged cache."""
 
-    def plan(self, batch: FlatBatch) -> AttentionPlan:
-        """Prepares one batch."""
+    def plan(self, batch: FlatBatch, options: AttentionOptions) -> AttentionPlan:
+        """Prepares one batch for the layers with these options."""

@@ -1,0 +1,99 @@
+"""The gated MLP and the mixture of experts, each as it stands in the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from tandem.model.linear import project
+from tandem.model.norm import add_projected, rms_norm
+from tandem.model.spec import Activation, ExpertsSpec, ModelSpec
+from tandem.model.weights import DenseWeights, ExpertsWeights, LayerWeights
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    return functional.silu(x, inplace=True)
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+
+
+class FeedForward(Protocol):
+    """The second half of a layer."""
+
+    def add_to(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` `[num_tokens, hidden]` plus what the layer's MLP makes of it."""
+
+
+def make_feed_forward(spec: ModelSpec, layer: LayerWeights) -> FeedForward:
+    """The kind that the layer has weights for."""
+    if isinstance(layer.mlp, DenseWeights):
+        return DenseMlp(spec, layer, layer.mlp)
+    return ExpertsMlp(spec, layer, layer.mlp)
+
+
+class DenseMlp:
+    """Down of (activation of gate, times up)."""
+
+    def __init__(self, spec: ModelSpec, layer: LayerWeights, weights: DenseWeights) -> None:
+        self._eps = spec.rms_norm_eps
+        self._activate = _ACTIVATIONS[spec.activation]
+        self._norm = layer.mlp_norm
+        self._post_norm = layer.mlp_post_norm
+        self._weights = weights
+
+    def add_to(self, x: torch.Tensor) -> torch.Tensor:
+        """See `FeedForward.add_to`."""
+        gated = _gated(rms_norm(x, self._norm, self._eps), self._weights, self._activate)
+        return add_projected(x, gated, self._weights.down, self._post_norm, self._eps)
+
+
+class ExpertsMlp:
+    """Each token goes to the few experts that the router likes best (Shazeer et al., arXiv:1701.06538)."""
+
+    def __init__(self, spec: ModelSpec, layer: LayerWeights, weights: ExpertsWeights) -> None:
+        assert spec.experts is not None
+        assert layer.mlp_post_norm is None
+        self._eps = spec.rms_norm_eps
+        self._activate = _ACTIVATIONS[spec.activation]
+        self._norm = layer.mlp_norm
+        self._spec = spec.experts
+        self._weights = weights
+
+    def add_to(self, x: torch.Tensor) -> torch.Tensor:
+        """See `FeedForward.add_to`. Groups tokens by expert; what experts give is summed in fp32, in their order."""
+        normed = rms_norm(x, self._norm, self._eps)
+        shares, chosen = choose_experts(project(normed, self._weights.router), self._spec)
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // self._spec.num_chosen
+        rows, share = normed.index_select(0, tokens), shares.flatten().index_select(0, order).unsqueeze(1)
+        total = torch.zeros(x.shape, dtype=torch.float32)
+        start = 0
+        for expert, count in enumerate(chosen.flatten().bincount(minlength=self._spec.num_experts).tolist()):
+            if count:
+                part = slice(start, start + count)
+                total.index_add_(0, tokens[part], self._run(rows[part], expert).float().mul_(share[part]))
+                start += count
+        return x + total.to(x.dtype)
+
+    def _run(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        weights = self._weights.experts[expert]
+        return project(_gated(x, weights, self._activate), weights.down)
+
+
+def choose_experts(logits: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """From the router's `[num_tokens, num_experts]`: shares, fp32, and experts, both `[num_tokens, num_chosen]`."""
+    shares, chosen = logits.float().softmax(-1).topk(spec.num_chosen, dim=-1)
+    return (shares / shares.sum(-1, keepdim=True) if spec.normalised else shares), chosen
+
+
+def _gated(x: torch.Tensor, weights: DenseWeights, activate: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    gate, up = project(x, weights.gate_up).chunk(2, dim=-1)
+    return activate(gate).mul_(up)

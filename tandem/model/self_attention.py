@@ -1,0 +1,59 @@
+"""One layer's self-attention as it stands in the residual stream: norm, heads, positions, cache, output.
+
+Writes the batch's new K and V into the paged cache and says so before it attends. The kernel is the plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tandem.model.attention.base import AttentionOptions, AttentionPlan
+from tandem.model.batch import FlatBatch
+from tandem.model.linear import project
+from tandem.model.norm import add_projected, rms_norm
+from tandem.model.rope import rotate_in_place
+from tandem.model.spec import LayerSpec, ModelSpec
+from tandem.model.weights import AttentionWeights
+
+
+class SelfAttention:
+    """Weights bound to one layer of the cache, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`."""
+
+    def __init__(self, spec: ModelSpec, layer: LayerSpec, weights: AttentionWeights, cached: torch.Tensor) -> None:
+        self._spec = spec
+        self._rope = layer.rope
+        self._weights = weights
+        self._cached = cached
+        self.options = AttentionOptions(
+            scale=spec.attention_scale, window=layer.window, softcap=spec.attention_softcap
+        )
+
+    def add_to(
+        self, x: torch.Tensor, batch: FlatBatch, plan: AttentionPlan, on_written: Callable[[], None] | None = None
+    ) -> torch.Tensor:
+        """`x` `[num_tokens, hidden]` plus what attention makes of it. `plan` is for this batch and `options`."""
+        spec, weights = self._spec, self._weights
+        qkv = project(rms_norm(x, weights.norm, spec.rms_norm_eps), weights.qkv, weights.qkv_bias)
+        heads = qkv.view(len(x), spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
+        self._place(heads, batch)
+        new = heads[:, spec.num_heads :].reshape(-1, spec.head_dim)
+        self._cached.view(-1, spec.head_dim).index_copy_(0, batch.kv_rows, new)
+        if on_written is not None:
+            on_written()
+        attended = x.new_empty(len(x), spec.num_heads, spec.head_dim)
+        plan.attend(heads[:, : spec.num_heads], self._cached, attended)
+        return add_projected(x, attended.flatten(1), weights.output, weights.post_norm, spec.rms_norm_eps)
+
+    def _place(self, heads: torch.Tensor, batch: FlatBatch) -> None:
+        """Norms and rotates the queries and keys of `heads`, in place."""
+        num_heads, num_rotated = self._spec.num_heads, self._spec.num_heads + self._spec.num_kv_heads
+        self._norm(heads[:, :num_heads], self._weights.q_norm)
+        self._norm(heads[:, num_heads:num_rotated], self._weights.k_norm)
+        if self._rope is not None:
+            rotate_in_place(heads[:, :num_rotated], batch.rotary[self._rope])
+
+    def _norm(self, heads: torch.Tensor, weight: torch.Tensor | None) -> None:
+        if weight is not None:
+            heads.copy_(rms_norm(heads, weight, self._spec.rms_norm_eps))
