@@ -18,7 +18,7 @@
     +-- TransportError               bytes could not be moved
     |   +-- LinkClosed               the link was closed, by us or because the peer died
     |   +-- LinkTooSlow              the link is slower than transfer.min_gbps, and transfer.strict refuses it
-    +-- StoreError                   a prefix store's directory cannot be used
+    +-- StoreError                   a prefix store's memory or directory cannot be used
     |   +-- DirectoryInUse           another process holds it; names its id
     |   +-- ForeignDirectory         it holds blocks of another model, size or version
     +-- ForeignCall                  a call to a worker does not carry this cluster's code
