@@ -123,7 +123,7 @@ class Announcer:
         keys = [self._keys.meta, self._keys.stream, self._keys.tier(tier)]
         names = (b"".join(name for name, is_there in changes if is_there == kind) for kind in (True, False))
         ttl_ms = round(self._settings.ttl_s * 1000)
-        words = [self._epoch, self._seq + 1, tier, ttl_ms, _STREAM_ENTRIES, *names]
+        words: list[str | int | bytes] = [self._epoch, self._seq + 1, tier, ttl_ms, _STREAM_ENTRIES, *names]
         taken = await self._redis.eval(APPLY, len(keys), *keys, *words)
         self._seq += int(taken)
         return bool(taken)
@@ -132,7 +132,7 @@ class Announcer:
         keys = self._all_keys()
         ttl_ms = round(self._settings.ttl_s * 1000)
         self._renewed_s = time.monotonic()
-        return bool(await self._redis.eval(RENEW, len(keys), *keys, self._epoch, ttl_ms))  # type: ignore[arg-type]
+        return bool(await self._redis.eval(RENEW, len(keys), *keys, self._epoch, ttl_ms))
 
     async def _snapshot(self) -> None:
         with self._lock:

@@ -92,6 +92,7 @@ class Loader:
 
     async def _from_disk(self, names: Sequence[BlockHash], reservation: Reservation) -> list[int]:
         assert self._disk is not None
+        self._disk.use(names)
         slots = [self._host.slab.bytes_of(slot) for slot in reservation.slots]
         num_read = await asyncio.wrap_future(self._disk.read(reservation.names, [slot.data for slot in slots]))
         loop = asyncio.get_running_loop()
@@ -101,10 +102,14 @@ class Loader:
         assert self._remote is not None
         end = reservation.first + len(reservation.slots)
         destinations = [self._host.slab.tensor_of(slot) for slot in reservation.slots]
-        timeout_s = self._settings.fetch_timeout_s
-        return await self._remote.fetch(
-            names[:end], first=reservation.first, destinations=destinations, timeout_s=timeout_s
+        fetched = await self._remote.fetch(
+            names[:end],
+            first=reservation.first,
+            destinations=destinations,
+            timeout_s=self._settings.fetch_timeout_s,
         )
+        self._metrics.damaged.labels(tier="remote").inc(fetched.num_damaged)
+        return fetched.digests
 
     async def drain(self) -> None:
         """Returns when nothing is being loaded."""

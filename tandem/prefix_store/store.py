@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tandem.kv.tiering import Tier
 from tandem.prefix_store.blocks import Evicted, Held, Reservation
@@ -179,6 +177,10 @@ class NodeStore:
             if not good:
                 num_damaged += 1
                 self._remove_damaged(name)
+        if self.disk is not None:
+            counts = await asyncio.wrap_future(self.disk.verify())
+            self.metrics.damaged.labels(tier="disk").inc(counts.damaged)
+            num_checked, num_damaged = num_checked + counts.checked, num_damaged + counts.damaged
         return num_checked, num_damaged
 
     # --- people
@@ -211,8 +213,10 @@ class NodeStore:
     async def clear(self) -> int:
         """Forgets all that is not pinned; how many blocks the host tier had of it."""
         num_gone = self.host.clear()
-        if self.disk is not None:
-            await _result(self.disk.clear)
+        if self.disk is not None and self._disk_pins:
+            self.disk.remove([name for name in self.disk.names() if name not in self._disk_pins])
+        elif self.disk is not None:
+            await asyncio.wrap_future(self.disk.clear())
         return num_gone
 
     async def close(self) -> None:
@@ -220,9 +224,3 @@ class NodeStore:
         await self._loader.drain()
         if self._writer is not None:
             await self._writer.drain()
-
-
-async def _result(call: Callable[[], Any]) -> Any:
-    """What a tier's call gives, which may take its time."""
-    value = await asyncio.to_thread(call)
-    return await asyncio.wrap_future(value) if isinstance(value, Future) else value

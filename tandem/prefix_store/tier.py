@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +42,12 @@ class DiskStore(Protocol):
     def match(self, names: Sequence[BlockHash]) -> int:
         """How many leading names it has."""
 
+    def use(self, names: Sequence[BlockHash]) -> int:
+        """Like `match`, and counts as a use of them."""
+
+    def names(self) -> Sequence[BlockHash]:
+        """All that it has."""
+
     def put(self, names: Sequence[BlockHash], payloads: Sequence[memoryview], *, tenant: str = "") -> Future[Any]:
         """Stores what it lacks of a prefix, first block to last, a payload for each."""
 
@@ -56,17 +63,25 @@ class DiskStore(Protocol):
     def remove(self, names: Sequence[BlockHash]) -> Any:
         """Forgets blocks and what is only reached through them."""
 
-    def clear(self) -> Any:
-        """Forgets all blocks that are not pinned."""
+    def clear(self) -> Future[int]:
+        """Forgets everything; how much that was."""
 
-    def verify(self) -> Any:
-        """Reads everything again; damaged blocks are removed."""
+    def verify(self) -> Future[Any]:
+        """Reads everything again; damaged blocks are removed. Has `checked` and `damaged`."""
 
     def stats(self) -> DiskLevel:
         """How full it is."""
 
     def close(self) -> None:
         """Ends what is under way; no destination is written afterwards."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """What came from a peer: the digests of the leading blocks that are whole, and how many came damaged."""
+
+    digests: list[int]
+    num_damaged: int = 0
 
 
 class RemoteTier(Protocol):
@@ -77,8 +92,8 @@ class RemoteTier(Protocol):
 
     async def fetch(
         self, names: Sequence[BlockHash], *, first: int, destinations: Sequence[torch.Tensor], timeout_s: float
-    ) -> list[int]:
-        """Fills `destinations` with `names[first:]` from a peer: the digests of the leading blocks that came whole.
+    ) -> Fetched:
+        """Fills `destinations` with `names[first:]` from a peer, as far as that has them.
 
         Never raises but for cancellation; when it returns or is cancelled, nothing writes `destinations` any more.
         """
