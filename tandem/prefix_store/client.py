@@ -241,6 +241,8 @@ class StoreClient:
                 self._note_away(exc.message)
             except TandemError as exc:
                 self._note_away(exc.message)
+            except Exception:  # a fault of ours here must not leave the worker without a store for good
+                logger.exception("attaching to the prefix store failed")
             else:
                 backoff_s = _FIRST_BACKOFF_S
                 self._note_away(await self._use(session))

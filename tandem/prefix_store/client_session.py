@@ -161,6 +161,7 @@ class Stream:
     def __init__(self, stub: store_pb2_grpc.PrefixStoreAsyncStub) -> None:
         self._outgoing: asyncio.Queue[store_pb2.StoreClientMessage | None] = asyncio.Queue()
         self._call = stub.Attach(self._messages())
+        self._answers = self._call.__aiter__()
 
     async def _messages(self) -> AsyncIterator[store_pb2.StoreClientMessage]:
         while (message := await self._outgoing.get()) is not None:
@@ -172,14 +173,13 @@ class Stream:
 
     def answers(self) -> AsyncIterator[store_pb2.StoreMessage]:
         """Until the store ends the stream; raises AioRpcError when it breaks."""
-        return self._call.__aiter__()
+        return self._answers
 
     async def first(self) -> store_pb2.StoreAttached:
         """The answer to the hello. Raises WorkerUnavailable when there is none."""
-        message = await self._call.read()
-        if not isinstance(message, store_pb2.StoreMessage):
-            raise WorkerUnavailable("the prefix store ended the session at once")
-        return message.attached
+        async for message in self._answers:
+            return message.attached
+        raise WorkerUnavailable("the prefix store ended the session at once")
 
     def close(self) -> None:
         """Ends it."""

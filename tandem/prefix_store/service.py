@@ -91,6 +91,8 @@ class PrefixStoreServicer(store_pb2_grpc.PrefixStoreServicer):
             try:
                 while (answer := await answers.get()) is not None:
                     yield answer
+                if reader.done():
+                    reader.result()  # raises what was wrong with a message
             finally:
                 self._sessions.close(session)
                 await cancel_all([reader])

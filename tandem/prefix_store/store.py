@@ -17,7 +17,7 @@ from tandem.prefix_store.blocks import Evicted, Held, Reservation
 from tandem.prefix_store.loading import Loader
 from tandem.prefix_store.parts import StoreParts
 from tandem.prefix_store.slab import block_digest
-from tandem.prefix_store.writing import DiskWriter
+from tandem.prefix_store.writing import WriteDown
 from tandem.types import BlockHash
 
 
@@ -41,7 +41,7 @@ class NodeStore:
         self.disk = parts.disk
         self._parts = parts
         self.metrics = parts.metrics
-        self._writer = DiskWriter(parts, parts.disk) if parts.disk is not None else None
+        self._writer = WriteDown(parts, parts.disk) if parts.disk is not None else None
         self._loader = Loader(parts, self._make_room)
         self._disk_pins: Counter[BlockHash] = Counter()
 

@@ -19,7 +19,7 @@ from tandem.types import BlockHash
 logger = logging.getLogger(__name__)
 
 
-class DiskWriter:
+class WriteDown:
     """What is on its way is bounded; beyond that blocks are skipped, which costs a later hit and no time."""
 
     def __init__(self, parts: StoreParts, disk: DiskStore) -> None:
