@@ -121,3 +121,13 @@ async def until(condition: Callable[[], Any]) -> None:
             if await value if isinstance(value, Awaitable) else value:
                 return
             await asyncio.sleep(0.005)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Runs a test in an event loop, for half a minute at most."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(bounded())

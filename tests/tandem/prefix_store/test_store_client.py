@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 import torch
 
-from cluster.embedded_redis import EmbeddedRedis
 from tandem.errors import IncompatiblePeer
 from tandem.prefix_store.slab import block_digest
-from tests.store_nodes import BLOCK_BYTES, NUM_LAYERS, chain, client_of, fill, is_right, payload, put, store_node, until
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    server = EmbeddedRedis()
-    asyncio.run(server.start())
-    yield server.url
-    server.stop()
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await test()
-
-    asyncio.run(bounded())
+from tests.store_nodes import (
+    BLOCK_BYTES,
+    NUM_LAYERS,
+    chain,
+    client_of,
+    fill,
+    is_right,
+    payload,
+    put,
+    run,
+    store_node,
+    until,
+)
 
 
 def test_what_one_worker_puts_another_finds_and_reads(redis_url: str) -> None:
