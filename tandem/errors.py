@@ -18,6 +18,9 @@
     +-- TransportError               bytes could not be moved
     |   +-- LinkClosed               the link was closed, by us or because the peer died
     |   +-- LinkTooSlow              the link is slower than transfer.min_gbps, and transfer.strict refuses it
+    +-- StoreError                   a prefix store's memory or directory cannot be used
+    |   +-- DirectoryInUse           another process holds it; names its id
+    |   +-- ForeignDirectory         it holds blocks of another model, size or version
     +-- ForeignCall                  a call to a worker does not carry this cluster's code
     +-- ConfigError                  a configuration value is wrong
     +-- ModelLoadError               weights, tokenizer or model config cannot be used
@@ -110,6 +113,18 @@ class LinkTooSlow(TransportError):
     code = "link_too_slow"
 
 
+class StoreError(TandemError):
+    code = "store_error"
+
+
+class DirectoryInUse(StoreError):
+    code = "directory_in_use"
+
+
+class ForeignDirectory(StoreError):
+    code = "foreign_directory"
+
+
 class ForeignCall(TandemError):
     code = "foreign_call"
 
@@ -162,6 +177,9 @@ WIRE_STATUS: dict[type[TandemError], WireStatus] = {
     TransportError: _UNAVAILABLE,
     LinkClosed: _UNAVAILABLE,
     LinkTooSlow: _UNAVAILABLE,
+    StoreError: _INTERNAL,
+    DirectoryInUse: _INTERNAL,
+    ForeignDirectory: _INTERNAL,
     ForeignCall: WireStatus(grpc="UNAUTHENTICATED", http=500, openai_type="server_error", retryable=False),
     ConfigError: _INTERNAL,
     ModelLoadError: _INTERNAL,

@@ -30,7 +30,10 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "kv": ("types", "errors"),
     "config": ("kv", "types", "errors"),
     "model": ("kv", "config", "types", "errors"),
-    "prefix_store": ("kv", "config", "types", "errors"),
+    "prefix_store": (
+        *("tasks", "redis_access", "observability", "rpc", "secret"),
+        *("kv", "config", "types", "errors"),
+    ),
     "secret": ("errors",),
     "key_source": ("secret", "config", "errors"),
     "rpc": ("file_stamp", "secret", "kv", "config", "types", "errors"),

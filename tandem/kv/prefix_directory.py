@@ -7,7 +7,7 @@ never a pinned block or one with a pinned descendant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
 
@@ -21,6 +21,17 @@ class Admission:
 
     admitted: tuple[BlockHash, ...]
     evicted: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedBlock:
+    """A block as it is put back after a restart: with its priority where that is known, else as stored at `clock`."""
+
+    name: BlockHash
+    parent: BlockHash | None
+    tenant: str
+    clock: int
+    priority: float | None = None
 
 
 @dataclass(slots=True)
@@ -106,17 +117,20 @@ class PrefixDirectory:
         block.num_pins -= 1
         self._offer(block)
 
-    def remove(self, name: BlockHash) -> tuple[BlockHash, ...]:
-        """Forgets a block whose bytes are no good, and all that is only reached through it, pinned or not."""
-        if name not in self._blocks:
-            return ()
-        gone = {name}
-        order = [name]
-        for block in sorted(self._blocks.values(), key=lambda b: b.depth):
-            if block.parent in gone and block.name not in gone:
-                gone.add(block.name)
-                order.append(block.name)
-        for victim in reversed(order):
+    def num_pins(self, name: BlockHash) -> int:
+        """Pins of a block itself; 0 also where it is not here."""
+        return self._blocks[name].num_pins if name in self._blocks else 0
+
+    def remove(self, *names: BlockHash) -> tuple[BlockHash, ...]:
+        """Forgets blocks whose bytes are no good, and all that is only reached through them, pinned or not."""
+        order = [name for name in dict.fromkeys(names) if name in self._blocks]
+        gone = set(order)
+        if any(self._blocks[name].num_children for name in order):
+            for block in sorted(self._blocks.values(), key=lambda b: b.depth):
+                if block.parent in gone and block.name not in gone:
+                    gone.add(block.name)
+                    order.append(block.name)
+        for victim in sorted(order, key=lambda name: -self._blocks[name].depth):
             self._drop(self._blocks[victim])
         return tuple(order)
 
@@ -150,9 +164,66 @@ class PrefixDirectory:
         block = self._blocks.get(entry[2])
         return block is not None and block.may_go and block.priority == entry[0]
 
+    def clear(self) -> tuple[BlockHash, ...]:
+        """Forgets everything, pinned or not; what it was."""
+        gone = self.names()
+        self._blocks.clear()
+        self._usage.clear()
+        self._leaves.clear()
+        return gone
+
+    @property
+    def clock(self) -> int:
+        """Events so far. A directory that is put back goes on from here."""
+        return self._num_events
+
     def names(self) -> tuple[BlockHash, ...]:
-        """All names, parents before children."""
-        return tuple(block.name for block in sorted(self._blocks.values(), key=lambda b: b.depth))
+        """All blocks that are present, parents before their children."""
+        return tuple(block.name for block in sorted(self._blocks.values(), key=lambda block: block.depth))
+
+    def priorities(self) -> dict[BlockHash, float]:
+        """What `restore` needs to evict later as if nothing had happened."""
+        return {block.name: block.priority for block in self._blocks.values()}
+
+    def restore(self, blocks: Iterable[SavedBlock], *, clock: int) -> None:
+        """Puts blocks into an empty directory, in any order, each name once.
+
+        What has no way to its root is left out; what is too much, of a tenant or in all, makes room as ever.
+        """
+        assert not self._blocks, "not empty"
+        below: dict[BlockHash | None, list[SavedBlock]] = {}
+        for saved in blocks:
+            below.setdefault(saved.parent, []).append(saved)
+        level = below.get(None, [])
+        depth = 0
+        while level:
+            for saved in level:
+                self._put_back(saved, depth)
+            level = [child for saved in level for child in below.get(saved.name, [])]
+            depth += 1
+        self._num_events = max(clock, self._num_events)
+        self._trim()
+
+    def _put_back(self, saved: SavedBlock, depth: int) -> None:
+        now = saved.clock / max(1, self.capacity)
+        priority = saved.priority
+        if priority is None:
+            priority = self.policy.used(saved.name, before=None, now=now)
+        self._enter(_Block(saved.name, saved.parent, saved.tenant, priority, depth))
+
+    def _trim(self) -> None:
+        for tenant, quota in self.quotas.items():
+            while self._usage.get(tenant, 0) > quota:
+                self._drop_one(tenant)
+        while len(self._blocks) > self.capacity:
+            self._drop_one(None)
+
+    def _drop_one(self, tenant: str | None) -> None:
+        block = self._lowest(frozenset(), None, tenant=tenant)
+        if block is not None:
+            self._drop(block)
+        else:  # all of them lie below blocks of others
+            self.remove(max((b for b in self._blocks.values() if b.tenant == tenant), key=lambda b: b.depth).name)
 
     @property
     def _now(self) -> float:
@@ -190,11 +261,13 @@ class PrefixDirectory:
 
     def _add(self, name: BlockHash, parent: BlockHash | None, *, tenant: str, depth: int) -> None:
         self._num_events += 1
-        block = _Block(name, parent, tenant, self.policy.used(name, before=None, now=self._now), depth)
-        self._blocks[name] = block
-        self._usage[tenant] = self._usage.get(tenant, 0) + 1
-        if parent is not None:
-            self._blocks[parent].num_children += 1
+        self._enter(_Block(name, parent, tenant, self.policy.used(name, before=None, now=self._now), depth))
+
+    def _enter(self, block: _Block) -> None:
+        self._blocks[block.name] = block
+        self._usage[block.tenant] = self._usage.get(block.tenant, 0) + 1
+        if block.parent is not None:
+            self._blocks[block.parent].num_children += 1
         self._offer(block)
 
     def _drop(self, block: _Block) -> None:

@@ -13,6 +13,7 @@ from tandem.observability.controller_metrics import ControllerMetrics
 from tandem.observability.metric_set import MetricSet, MetricSpec
 from tandem.observability.metrics import RouterMetrics
 from tandem.observability.node_metrics import NodeMetrics
+from tandem.observability.store_metrics import StoreMetrics
 from tandem.observability.worker_metrics import DecodeMetrics, PrefillMetrics
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -21,6 +22,7 @@ SETS: Mapping[str, tuple[type[MetricSet], str]] = {
     "router": (RouterMetrics, "On its HTTP port, `/metrics`."),
     "prefill worker": (PrefillMetrics, "On a free port; the URL is in `tandem status --json` as `metrics_url`."),
     "decode worker": (DecodeMetrics, "On a free port; the URL is in `tandem status --json` as `metrics_url`."),
+    "prefix store": (StoreMetrics, "On a free port; the URL is in the store's record in Redis as `metrics_url`."),
     "controller": (ControllerMetrics, "On `controller_metrics_port`, or a free port; `tandem up` notes the URL."),
     "node": (
         NodeMetrics,

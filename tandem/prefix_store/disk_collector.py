@@ -1,0 +1,169 @@
+"""Makes room in a disk tier's log: copies the live blocks of the emptiest segment on and deletes it. Writer's thread.
+
+When the copies would not fit either, the live blocks are dropped instead: a cache that is full loses something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tandem.kv.segment_log import runs
+from tandem.prefix_store.disk_files import aligned_memory
+from tandem.prefix_store.disk_format import PAGE, BlockPage, parse_block, payload_digest
+from tandem.prefix_store.disk_records import RecordWriter, Site
+from tandem.prefix_store.disk_state import DiskState, Located
+
+
+class Collector:
+    """One tier's. `copy` reads and writes at most a batch at a time."""
+
+    def __init__(self, site: Site, state: DiskState, writer: RecordWriter) -> None:
+        self._site = site
+        self._state = state
+        self._writer = writer
+        self._memory: tuple[memoryview, memoryview] | None = None
+
+    def make_room(self) -> bool:
+        """Sees to it that the head has a free slot. False: every slot there may be is live. Raises OSError."""
+        while True:
+            self.retire_dead()
+            with self._state.lock:
+                log = self._state.log
+                if log.head_room:
+                    return True
+                opens = log.may_open(for_collection=False)
+                victim = None if opens else log.victim()
+                copies = victim is not None and log.can_copy(victim)
+            if opens:
+                self._writer.open_head()
+            elif victim is None:
+                return False
+            else:
+                self.collect(victim) if copies else self.drop(victim)
+
+    def retire_dead(self) -> None:
+        """Deletes segments in which nothing lives any more."""
+        with self._state.lock:
+            dead = self._state.log.dead()
+        for number in dead:
+            self._retire(number)
+
+    def retire_all(self) -> None:
+        """Deletes every segment that nothing lives in, the head too."""
+        with self._state.lock:
+            numbers = [number for number in self._state.log.segments if not self._state.log.live(number)]
+        for number in numbers:
+            self._retire(number)
+
+    def shrink(self) -> None:
+        """Drops segments until what is left fits the capacity, which may be smaller than it was in an earlier run."""
+        while True:
+            with self._state.lock:
+                log = self._state.log
+                if log.used_bytes <= log.capacity_bytes:
+                    return
+                victim = log.victim()
+                number = log.segments[0] if victim is None else victim
+            self.drop(number)
+
+    def idle_victim(self) -> int | None:
+        """A segment that is mostly dead, when the next new segment would have to wait for a collection."""
+        with self._state.lock:
+            log = self._state.log
+            victim = None if log.may_open(for_collection=False) else log.victim()
+            if victim is None or victim == log.head or log.live_share(victim) > 0.5:
+                return None
+            return victim if log.can_copy(victim) else None
+
+    def collect(self, number: int, stop: Callable[[], bool] = lambda: False) -> None:
+        """Copies a segment's live blocks on and deletes it. `stop` is asked before each batch; the rest stays then."""
+        with self._state.lock:
+            log = self._state.log
+            places = {log.place(name): name for name in log.live(number)}
+            order = [place for place in places if place is not None]
+        for run in runs(order, self._writer.max_batch):
+            if stop():
+                return
+            names = {places[place] for place in order[run.start : run.start + run.length]}
+            self._copy([block for block in self._located(number) if block.name in names])
+        self._retire(number)
+        self._state.count(segments_collected=1)
+
+    def drop(self, number: int) -> None:
+        """Forgets a segment's live blocks and deletes it."""
+        with self._state.lock:
+            names = self._state.log.live(number)
+        self._state.count(evictions=len(self._state.remove(names)))
+        self._retire(number)
+
+    def _located(self, number: int) -> list[Located]:
+        """The segment's blocks. This thread is the one that closes files, so they need not be held."""
+        located = self._state.locate_segment(number)
+        self._state.let_go(located)
+        return located
+
+    def _copy(self, blocks: Sequence[Located]) -> None:
+        """Copies neighbours, but for those that are damaged or cannot be read: they are lost."""
+        try:
+            found = self._read(blocks)
+        except OSError:
+            if len(blocks) > 1:
+                for block in blocks:
+                    self._copy([block])
+            else:
+                self._state.lose(blocks[0].name, blocks[0].place)
+                self._state.count(read_errors=1)
+            return
+        whole: list[tuple[Located, BlockPage, memoryview]] = []
+        for block, page, payload in found:
+            if page is None:
+                self._state.lose(block.name, block.place)
+                self._state.count(checksum_failures=1)
+            else:
+                whole.append((block, page, payload))
+        self._write(whole)
+
+    def _write(self, whole: list[tuple[Located, BlockPage, memoryview]]) -> None:
+        while whole:
+            if not self._has_head():
+                self._writer.open_head()
+            places = self._writer.append([page for _, page, _ in whole], [payload for *_, payload in whole])
+            for (block, *_), place in zip(whole, places, strict=False):
+                self._state.relocate(block.name, block.place, place)
+            whole = whole[len(places) :]
+            self._state.count(blocks_copied=len(places))
+
+    def _read(self, blocks: Sequence[Located]) -> list[tuple[Located, BlockPage | None, memoryview]]:
+        """Each block with its page and payload; without a page when either is not whole."""
+        if not blocks:
+            return []
+        first, last = blocks[0], blocks[-1]
+        count = last.place.slot - first.place.slot + 1
+        geometry = first.file.geometry
+        pages, payloads = self._buffers()
+        files, fd = self._site.files, first.file.fd
+        page_bytes = files.read(fd, [pages[: count * PAGE]], geometry.page_offset(first.place.slot))
+        payload_bytes = files.read(fd, [payloads[: count * geometry.stride]], geometry.payload_offset(first.place.slot))
+        found = []
+        for block in blocks:
+            index = block.place.slot - first.place.slot
+            page = parse_block(pages[index * PAGE :][:PAGE], block.place, geometry.block_bytes)
+            payload = payloads[index * geometry.stride :][: geometry.block_bytes]
+            fits = (index + 1) * PAGE <= page_bytes and (index + 1) * geometry.stride <= payload_bytes
+            ok = fits and isinstance(page, BlockPage) and page.name == block.name
+            ok = ok and payload_digest(payload) == block.digest
+            found.append((block, page if ok and isinstance(page, BlockPage) else None, payload))
+        return found
+
+    def _buffers(self) -> tuple[memoryview, memoryview]:
+        if self._memory is None:
+            num = self._writer.max_batch
+            self._memory = aligned_memory(num * PAGE), aligned_memory(num * self._site.geometry.stride)
+        return self._memory
+
+    def _has_head(self) -> bool:
+        with self._state.lock:
+            return self._state.log.head_room > 0
+
+    def _retire(self, number: int) -> None:
+        self._state.retire(number).unlink(missing_ok=True)
