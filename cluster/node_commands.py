@@ -53,8 +53,6 @@ def _settings(
     return settings
 
 
-
-
 def drain_node(
     node_ip: ThisNodeOption,
     timeout_s: TimeoutOption = 300.0,

@@ -54,6 +54,7 @@ class StoreHost:
         self.settings = settings
         self.record: StoreRecord
         self.store: NodeStore
+        self.remote: PeerTier
         self.sample: Callable[[], StoreSample]
         """Takes a look at it."""
         self._key = key
@@ -161,10 +162,10 @@ class StoreHost:
         follower.start()
         channels = Channels(self._key)
         self._ends.push_async_callback(channels.close)
-        self._remote = PeerTier(
+        self.remote = PeerTier(
             self._identity(epoch), transport=transport, key=self._key, index=follower.index, channels=channels
         )
-        return self._remote
+        return self.remote
 
     async def _serve(self, fd: int, epoch: Epoch, *, transport: Transport) -> RpcServer:
         service = PrefixStoreServicer(self.store, fd, node=self.settings.node)
@@ -217,7 +218,7 @@ class StoreHost:
             except RedisError as exc:
                 logger.warning("the store's registration is not renewed, Redis is away: %s", exc)
             else:
-                self._follower.follow(self._remote.set_peers(peers))
+                self._follower.follow(self.remote.set_peers(peers))
             await asyncio.sleep(self.settings.config.registry.heartbeat_s)
 
     async def _leave(self, heartbeat: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""Real prefix stores for tests: whole nodes in this event loop, their clients, and blocks whose bytes are their names'."""
+"""Real prefix stores for tests: whole nodes in this event loop, their clients, blocks whose bytes are their names'."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def fill(grant: Grant, names: Sequence[BlockHash]) -> list[int]:
     """Writes the blocks of a grant; their digests."""
     digests = []
     for index in range(len(grant.slots)):
-        grant.block(index).copy_(payload(names[grant.first + index]))
+        block = grant.block(index)
+        block.copy_(payload(names[grant.first + index], block.numel()))
         digests.append(block_digest(grant.block(index)))
     return digests
 
@@ -110,7 +111,8 @@ async def put(client: StoreClient, names: Sequence[BlockHash], *, tenant: str = 
 
 def is_right(loan: Loan, names: Sequence[BlockHash]) -> bool:
     """Whether every block of a loan has the bytes of its name."""
-    return all(bool(torch.equal(loan.block(i), payload(names[i]))) for i in range(len(loan.slots)))
+    blocks = [loan.block(index) for index in range(len(loan.slots))]
+    return all(torch.equal(block, payload(name, block.numel())) for name, block in zip(names, blocks, strict=False))
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -22,7 +22,7 @@ from tandem.rpc.channels import Channels
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import store_pb2, store_pb2_grpc
 from tandem.secret import ClusterKey
-from tandem.tasks import cancel_all
+from tandem.tasks import cancel_all, raise_if_cancelled
 from tandem.types import BlockHash
 
 logger = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ class StoreClient:
     ) -> R | None:
         """The answer; None when there is no store, or none that answers."""
         session = session or self._session
-        if session is None or session.is_stalled:
+        if session is None or session.is_over or session.is_stalled:
             return None
         try:
             answer = await call(session)
@@ -226,6 +226,10 @@ class StoreClient:
             session.is_stalled = session.is_stalled or exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             self._note_away(from_rpc_error(exc).message)
             return None
+        except asyncio.CancelledError:
+            raise_if_cancelled()
+            self.num_failures += 1
+            return None  # the session ended, and its channel was closed under the call
         self._is_away = False
         return answer
 

@@ -66,7 +66,8 @@ class ClientSession:
         self._lock = threading.Lock()
         self._grants: set[int] = set()
         self._socket: socket.socket | None = None
-        self._is_over = False
+        self.is_over = False
+        """Whether the stream has ended: nothing more can be asked."""
 
     def keep(self, connection: socket.socket) -> None:
         """Takes over the connection that the memory came from."""
@@ -101,11 +102,11 @@ class ClientSession:
 
     def _end(self) -> None:
         with self._lock:
-            self._is_over = True
+            self.is_over = True
             self._close_when_unused()
 
     def _close_when_unused(self) -> None:
-        if self._is_over and not self._grants and self._socket is not None:
+        if self.is_over and not self._grants and self._socket is not None:
             self._socket.close()
             self._socket = None
 
@@ -150,7 +151,7 @@ class ClientSession:
 
     def _say(self, message: store_pb2.StoreClientMessage, number: int) -> None:
         self._loans.discard(number)
-        if not self._is_over:
+        if not self.is_over:
             self._call.send(message)
         self.grant_over(number)
 

@@ -17,7 +17,9 @@ from tests.store_nodes import BLOCK_BYTES, chain, client_of, is_right, put, run,
 
 
 @asynccontextmanager
-async def two_nodes(redis_url: str, **changes: Any) -> AsyncIterator[tuple[StoreHost, StoreHost, StoreClient, StoreClient]]:
+async def two_nodes(
+    redis_url: str, **changes: Any
+) -> AsyncIterator[tuple[StoreHost, StoreHost, StoreClient, StoreClient]]:
     """Nodes "far" and "near" with a client each."""
     async with (
         store_node(redis_url, "far", **changes) as far,

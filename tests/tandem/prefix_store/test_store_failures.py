@@ -1,0 +1,160 @@
+"""Stores and workers that are killed or stand still, as real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.store_host import StoreHost
+from cluster.store_process import StoreProcess
+from kv_transfer.transport import MessageHeader
+from tandem.errors import TransportError
+from tandem.key_source import KEY_VARIABLE
+from tandem.prefix_store.client import StoreClient
+from tandem.prefix_store.registry import StoreRegistry
+from tests.conftest import segments
+from tests.factories import CLUSTER_KEY
+from tests.store_nodes import CLUSTER, chain, client_of, fill, is_right, node_settings, put, run, store_node, until
+from tests.store_processes import Forked, stop_forks
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_forks_are_left() -> Iterator[None]:
+    yield
+    stop_forks()
+
+
+def test_workers_go_on_without_a_killed_store_and_have_its_disk_when_it_is_back(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, CLUSTER_KEY.to_hex())
+
+    async def test() -> None:
+        names = chain(8)
+        before = segments()
+        registry = StoreRegistry(redis_url, cluster=CLUSTER, ttl_s=1.0)
+        process = StoreProcess(node_settings(redis_url, disk=tmp_path / "disk"), log=tmp_path / "log")
+        await process.start()
+        keeper = asyncio.create_task(process.supervise(lambda _: None))
+        try:
+            async with client_of(registry.locate("n1"), timeout_s=5.0) as client:
+                await put(client, names)
+                await until(lambda: on_disk(client, 8))
+                loan = await client.acquire(names)
+                grant = await client.put(chain(3, seed=1))
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+                await until(lambda: not client.is_attached)
+                assert segments() == before
+                assert is_right(loan, names)
+                assert loan.intact()
+                assert await grant.commit(fill(grant, chain(3, seed=1))) == 0
+                loan.release()
+                await client.wait_attached(20.0)
+                found = await client.lookup(names)
+                assert (found.num_host, found.num_disk) == (0, 8)
+                loan = await client.acquire(names)
+                assert len(loan.slots) == 8
+                assert is_right(loan, names)
+                loan.release()
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+            assert await process.stop(timeout_s=10.0)
+            await registry.close()
+
+    run(test)
+
+
+async def on_disk(client: StoreClient, num_blocks: int) -> bool:
+    stats = await client.stats()
+    return stats is not None and {t.tier: t.num_blocks for t in stats.tiers}["disk"] == num_blocks
+
+
+def test_a_killed_worker_leaves_nothing_held(redis_url: str) -> None:
+    async def test() -> None:
+        async with store_node(redis_url) as host, client_of(host) as client:
+            await put(client, chain(3))
+            with Forked("worker", host.record.address) as worker:
+                assert await asyncio.to_thread(worker.read)
+                assert await asyncio.to_thread(worker.ask, "hold", 3) == (3, 2)
+                assert (host.store.host.num_read, host.store.host.num_reserved) == (3, 2)
+                worker.signal(signal.SIGKILL)
+                await until(lambda: host.store.host.num_read == host.store.host.num_reserved == 0)
+            assert (await client.lookup(chain(3))).num_host == 3
+            host.store.host.check_invariants()
+
+    run(test)
+
+
+def test_a_worker_that_stood_still_finds_its_loan_void_and_has_written_over_nobody(redis_url: str) -> None:
+    async def test() -> None:
+        async with store_node(redis_url, num_slots=6, lease_s=0.4) as host, client_of(host) as client:
+            await put(client, chain(3))
+            with Forked("worker", host.record.address) as worker:
+                assert await asyncio.to_thread(worker.read)
+                assert await asyncio.to_thread(worker.ask, "hold", 3) == (3, 2)
+                worker.signal(signal.SIGSTOP)
+                await until(lambda: host.store.host.num_read == 0)
+                assert host.store.host.num_reserved == 2  # it may wake up in the middle of a copy
+                names = chain(4, seed=1)
+                assert await put(client, names) == 4
+                worker.signal(signal.SIGCONT)
+                assert not await asyncio.to_thread(worker.ask, "intact")
+                assert await asyncio.to_thread(worker.ask, "commit") == 0
+                await until(lambda: host.store.host.num_reserved == 0)
+                assert await asyncio.to_thread(worker.ask, "lookup", 3) == 0
+            loan = await client.acquire(names)
+            assert len(loan.slots) == 4
+            assert is_right(loan, names)
+            loan.release()
+
+    run(test)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("transport", ["shm", "ucx"])
+def test_a_peer_that_ends_in_the_middle_of_a_fetch_is_a_miss_in_bounded_time(
+    redis_url: str, transport: str, end: signal.Signals
+) -> None:
+    async def test() -> None:
+        names = chain(48)
+        sizes = {"block_bytes": 1 << 20, "num_slots": 64, "fetch_timeout_s": 1.0, "transport": transport}
+        far = node_settings(redis_url, "far", **sizes)
+        with Forked("store", far.to_json(), "48") as peer:
+            await asyncio.to_thread(peer.read)
+            async with store_node(redis_url, "near", **sizes) as near, client_of(near, block_bytes=1 << 20) as client:
+
+                async def is_known() -> bool:
+                    return (await client.lookup(names)).num_remote == 48
+
+                await until(is_known)
+                end_with_the_third_block(near, peer, end)
+                loan = await client.acquire(names, timeout_s=3.0)
+                assert len(loan.slots) < 48
+                assert is_right(loan, names)
+                loan.release()
+                await until(lambda: near.store.host.num_read == near.store.host.num_reserved == 0)
+                assert await put(client, chain(2, seed=1)) == 2
+                near.store.host.check_invariants()
+
+    run(test)
+
+
+def end_with_the_third_block(near: StoreHost, peer: Forked, end: signal.Signals) -> None:
+    """Ends the sending process as soon as its third block is here."""
+    landed = near.remote.landed
+    count = itertools.count(1)
+
+    def hooked(header: MessageHeader, error: TransportError | None) -> None:
+        landed(header, error)
+        if next(count) == 3:
+            peer.signal(end)
+
+    near.remote.landed = hooked  # type: ignore[method-assign]
