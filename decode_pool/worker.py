@@ -29,6 +29,7 @@ from tandem.errors import (
     TicketRefused,
     WorkerUnavailable,
 )
+from tandem.kv.block_copies import BlockCopies
 from tandem.kv.prefix_pool import PrefixPool
 from tandem.model.choice import Choice, check_token_ids, dead_end, make_choices
 from tandem.model.executor import Executor, SequenceSlice
@@ -39,6 +40,8 @@ from tandem.rpc.tandem.v1 import common_pb2, worker_pb2
 from tandem.secret import ClusterKey
 from tandem.types import Epoch, HandoffId, Request, RequestId, SampledToken, WorkerId
 from tandem.worker.engine import Engine
+from tandem.worker.prefix_tiers import NO_TIERS, PrefixTiers
+from tandem.worker.write_back import WriteBack, WriteBackSettings
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,6 +80,7 @@ class DecodeWorker:
         growth_tokens: int = 256,
         lease_s: float,
         on_crash: Callable[[BaseException], None],
+        tiers: PrefixTiers = NO_TIERS,
     ) -> None:
         self.worker_id = worker_id
         self.epoch = epoch
@@ -103,6 +107,17 @@ class DecodeWorker:
         )
         self._office = TicketOffice(key, worker_id=worker_id, epoch=epoch)
         self.receiver = HandoffReceiver(cache=executor.cache, transport=transport, office=self._office)
+        self._tiers = tiers
+        self.write_back = WriteBack(
+            pool=self.scheduler.pool,
+            lock=self._engine.lock,
+            copies=BlockCopies(executor.cache),
+            on_released=self._on_room,
+            client=tiers.client,
+            announcer=tiers.announcer,
+            settings=WriteBackSettings(policy=tiers.write_policy),
+        )
+        self.write_back.start()
         self._engine.start()
 
     @property
@@ -180,6 +195,8 @@ class DecodeWorker:
         except TimeoutError:
             pass  # a peer that stands still: closing the transport below fences it
         await asyncio.to_thread(self._engine.stop)
+        await self.write_back.close()
+        await self._tiers.close()
         self.executor.grammars.close()
         self.transport.close()
 
@@ -312,8 +329,13 @@ class DecodeWorker:
             del self._by_handoff[leg.handoff_id]
         if not self._legs:
             self._idle.set()
+        self.write_back.changed()
+        self._on_room()
+
+    def _on_room(self) -> None:
+        """Blocks came back: offers and sequences that wait for some may go on."""
         self._reserve()
-        self._engine.wake()  # a sequence that waits for blocks may go on
+        self._engine.wake()
 
     def _on_outputs(self, outputs: tuple[DecodeOutput, ...]) -> None:
         for request_id in dict.fromkeys(output.request_id for output in outputs):
@@ -365,6 +387,7 @@ class DecodeWorker:
     def _commit(self, plan: DecodePlan, tokens: list[SampledToken]) -> Callable[[], None]:
         outputs = self.scheduler.commit(plan, tokens)
         self.num_tokens += len(tokens)
+        self.write_back.changed()
         return lambda: self._soon(self._on_outputs, outputs)
 
 

@@ -13,6 +13,7 @@ from prefill_pool.worker import PrefillLimits, PrefillWorker
 from tandem.types import Epoch, Role
 from tandem.worker.build import build_executor, exit_on_crash, worker_facts
 from tandem.worker.host import HostedWorker, WorkerHost, WorkerSettings
+from tandem.worker.prefix_tiers import open_tiers
 
 
 async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], None]) -> HostedWorker:
@@ -29,6 +30,8 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], No
         mark=mark,
     )
     facts = worker_facts(Role.PREFILL, config.model, executor, transport=transport.name)
+    tiers = await open_tiers(settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint)
+    mark("prefix store")
     worker = PrefillWorker(
         executor,
         worker_id=settings.worker_id,
@@ -48,6 +51,7 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], No
             strict=config.transfer.strict,
         ),
         on_crash=exit_on_crash,
+        tiers=tiers,
     )
     return PrefillService(worker, facts)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from prefill_pool.sequence import Phase, PrefillSequence
 from tandem.kv.prefix_pool import PrefixPool
-from tandem.types import BlockId, Request, RequestId, SampledToken, TokenStep, WorkerId
+from tandem.types import BlockHash, BlockId, Request, RequestId, SampledToken, TokenStep, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,9 +148,11 @@ class PrefillScheduler:
         if sequence is not None and sequence.phase < Phase.RUNNING:
             sequence.is_fetching, sequence.offered = False, offered
 
-    def num_here(self, request: Request) -> int:
-        """Leading blocks of a prompt that are cached here now."""
-        return 0 if request.prefix is None else self.pool.match(request.prefix.blocks)
+    def usable_names(self, request: Request) -> tuple[BlockHash, ...]:
+        """Names of blocks whose KV the prompt may take as it is: not the last one, something must be computed."""
+        if request.prefix is None or request.sampling.num_prompt_logprobs is not None:
+            return ()
+        return request.prefix.blocks[: (len(request.prompt_token_ids) - 1) // self._block_size]
 
     def schedule(self) -> PrefillPlan:
         """The next batch; started prompts first, then ready ones while budget and blocks last. May be empty."""
@@ -174,7 +176,7 @@ class PrefillScheduler:
     def _start(self, sequence: PrefillSequence) -> range | None:
         """Gives a prompt all its blocks: which of them are to be loaded, or None when there are not enough."""
         num_tokens = len(sequence.request.prompt_token_ids)
-        names = sequence.usable[: (num_tokens - 1) // self._block_size]
+        names = self.usable_names(sequence.request)
         found = self.pool.acquire(names)
         fresh = self.pool.allocate(-(-num_tokens // self._block_size) - len(found))
         if fresh is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from tandem.types import BlockHash, BlockId, Request, WorkerId
+from tandem.types import BlockId, Request, WorkerId
 
 
 class Phase(IntEnum):
@@ -40,13 +40,6 @@ class PrefillSequence:
     def may_run(self) -> bool:
         """Whether it waits for nothing but its turn."""
         return self.phase is Phase.RUNNING or (self.phase is Phase.READY and not self.is_fetching)
-
-    @property
-    def usable(self) -> tuple[BlockHash, ...]:
-        """Names of blocks whose KV may be taken as it is. At least one token is computed, all where they are scored."""
-        if self.request.prefix is None or self.request.sampling.num_prompt_logprobs is not None:
-            return ()
-        return self.request.prefix.blocks
 
     @property
     def held(self) -> tuple[BlockId, ...]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tandem.errors import ConfigError
 from tandem.kv.layout import Dtype
+from tandem.kv.tiering import WritePolicy
 
 TransportName = Literal["ucx", "shm", "collective", "auto"]
 
@@ -148,6 +149,37 @@ class TransferConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixStoreConfig:
+    """Where KV is kept to be found again by its prefix, below the workers' own blocks."""
+
+    enabled: bool = True
+    """Keep prompts' and outputs' blocks while nobody needs their room, and let later requests use them."""
+    host_bytes: int = 0
+    """Bytes of memory on each node for blocks of all its workers; 0 goes without a node's store."""
+    host_write: WritePolicy = "through"
+    """When a worker's blocks are copied there: "through" as soon as they are computed, "on_eviction" before they go."""
+    disk_bytes: int = 0
+    """Bytes that each node's store may take below `disk_path`; 0 goes without."""
+    disk_path: str = ""
+    """Directory on each node, of one store alone, best on a local NVMe drive. Blocks there outlive restarts."""
+    disk_write: WritePolicy = "through"
+    """When the store's blocks are written to disk."""
+    tenant_share: float = 1.0
+    """The most of each tier that requests of one cache_salt may hold; those without a salt are not held to it."""
+
+    def __post_init__(self) -> None:
+        name = "prefix_store"
+        _require(self.host_bytes >= 0, f"{name}.host_bytes", self.host_bytes, "0 or more")
+        _require(self.disk_bytes >= 0, f"{name}.disk_bytes", self.disk_bytes, "0 or more")
+        _require(0 < self.tenant_share <= 1, f"{name}.tenant_share", self.tenant_share, "more than 0 and at most 1")
+        _require(self.enabled or not self.host_bytes, f"{name}.host_bytes", self.host_bytes, f"0 without {name}.enabled")
+        has_host = self.host_bytes > 0 or not self.disk_bytes
+        _require(has_host, f"{name}.disk_bytes", self.disk_bytes, f"0 without {name}.host_bytes")
+        both = bool(self.disk_bytes) == bool(self.disk_path)
+        _require(both, f"{name}.disk_path", self.disk_path, f"given together with {name}.disk_bytes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SecurityConfig:
     """How the cluster's processes know one another."""
 
@@ -243,6 +275,7 @@ class ClusterConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     registry: RegistryConfig = field(default_factory=RegistryConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    prefix_store: PrefixStoreConfig = field(default_factory=PrefixStoreConfig)
     drain_timeout_s: float = 30.0
     """Longest that a shutdown waits for running requests."""
     replacement_timeout_s: float = 30.0

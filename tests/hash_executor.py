@@ -79,8 +79,15 @@ class HashExecutor:
         self.grammars = GrammarCompiler(Path("no tokenizer"), vocab_size=VOCAB_SIZE, eos_token_ids=())
         self._layers = [layer.numpy() for layer in self.cache.layers]
 
-    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[SliceOutput]:
+    def execute(
+        self,
+        batch: Sequence[SequenceSlice],
+        on_layer: LayerHook | None = None,
+        before_layer: LayerHook | None = None,
+    ) -> list[SliceOutput]:
         for layer in range(SPEC.num_layers):
+            if before_layer is not None:
+                before_layer(layer)
             for piece in batch:
                 self._write(layer, piece)
             if on_layer is not None:

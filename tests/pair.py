@@ -35,8 +35,11 @@ from router.view import WorkerView
 from tandem.config import ModelConfig, TransportName
 from tandem.errors import RequestCancelled, TandemError
 from tandem.kv.layout import Dtype
+from tandem.kv.tiering import WritePolicy
 from tandem.model.executor import Executor
 from tandem.model.torch_executor import TorchExecutor, load_executor
+from tandem.prefix_store.client import Locate, StoreClient
+from tandem.prefix_store.client_session import ClientIdentity
 from tandem.registry import Registry
 from tandem.rpc.authentication import CallGuard
 from tandem.rpc.convert import decode_request_to_proto, prefill_request_to_proto
@@ -47,6 +50,7 @@ from tandem.secret import ClusterKey
 from tandem.types import Epoch, HandoffId, Request, RequestId, Role, SamplingParams, TokenStep, WorkerId
 from tandem.worker.build import worker_facts
 from tandem.worker.host import WorkerFacts
+from tandem.worker.prefix_tiers import NO_TIERS, PrefixTiers
 from tests.engine_driver import EngineDriver
 from tests.factories import CLUSTER_KEY, make_prefix, make_sampling
 from tests.fakes import FaultPolicy, FaultyTransport
@@ -77,6 +81,9 @@ class PairOptions:
     """Takes `num_blocks` and `allocate`; without one, the model is loaded."""
     decode_fingerprint: str = ""
     """Instead of the true one."""
+    store: Locate | None = None
+    """Where their node's prefix store is."""
+    write_policy: WritePolicy = "through"
     router_key: ClusterKey = CLUSTER_KEY
     prefill_key: ClusterKey = CLUSTER_KEY
 
@@ -140,6 +147,7 @@ class Pair:
         """Whether both pools are whole and nobody waits, runs or moves."""
         return all(
             worker.scheduler.pool.num_free == worker.scheduler.pool.num_blocks and not len(worker.scheduler)
+            and worker.write_back.is_idle
             for worker in (self.prefill, self.decode)
         ) and not (self.prefill.num_handoffs or len(self.decode.receiver))
 
@@ -154,8 +162,8 @@ async def running_pair(model: Path, options: PairOptions | None = None) -> Async
     """A pair that has been settled and closed when the block is left without an error."""
     options = options or PairOptions()
     crashes: list[BaseException] = []
-    prefill, prefill_executor, prefill_facts = _prefill_worker(model, options, crashes.append)
-    decode, decode_executor, decode_facts = _decode_worker(model, options, crashes.append)
+    prefill, prefill_executor, prefill_facts = await _prefill_worker(model, options, crashes.append)
+    decode, decode_executor, decode_facts = await _decode_worker(model, options, crashes.append)
     services = (PrefillService(prefill, prefill_facts), DecodeService(decode, decode_facts))
     servers = [
         await start_server("127.0.0.1", 0, service.register, service.service_names(), guard=CallGuard(CLUSTER_KEY))
@@ -187,7 +195,21 @@ async def running_pair(model: Path, options: PairOptions | None = None) -> Async
         await asyncio.gather(*(service.close() for service in services))
 
 
-def _prefill_worker(
+async def _tiers(options: PairOptions, worker_id: WorkerId, executor: Executor, fingerprint: str) -> PrefixTiers:
+    if options.store is None:
+        return NO_TIERS
+    layout = executor.cache.layout
+    identity = ClientIdentity(
+        worker_id=worker_id,
+        fingerprint=fingerprint,
+        block_bytes=layout.num_layers * layout.block_layer_bytes,
+        num_layers=layout.num_layers,
+    )
+    client = await StoreClient.attach(options.store, key=CLUSTER_KEY, identity=identity)
+    return PrefixTiers(client=client, write_policy=options.write_policy)
+
+
+async def _prefill_worker(
     model: Path, options: PairOptions, on_crash: Callable[[BaseException], None]
 ) -> tuple[PrefillWorker, SteppedExecutor, WorkerFacts]:
     transport: Transport = make_transport(options.transport, worker_id=WorkerId("prefill-0"))
@@ -210,11 +232,12 @@ def _prefill_worker(
             layers_per_message=options.layers_per_message,
         ),
         on_crash=on_crash,
+        tiers=await _tiers(options, WorkerId("prefill-0"), executor, facts.fingerprint),
     )
     return worker, executor, facts
 
 
-def _decode_worker(
+async def _decode_worker(
     model: Path, options: PairOptions, on_crash: Callable[[BaseException], None]
 ) -> tuple[DecodeWorker, SteppedExecutor, WorkerFacts]:
     transport = make_transport(options.transport, worker_id=WorkerId("decode-0"))
@@ -229,6 +252,7 @@ def _decode_worker(
         max_batch_sequences=options.max_batch_sequences,
         lease_s=options.lease_s,
         on_crash=on_crash,
+        tiers=await _tiers(options, WorkerId("decode-0"), executor, facts.fingerprint),
     )
     return worker, executor, facts
 

@@ -43,11 +43,16 @@ class SteppedExecutor:
         """Lets iterations run."""
         self._open.set()
 
-    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[SliceOutput]:
+    def execute(
+        self,
+        batch: Sequence[SequenceSlice],
+        on_layer: LayerHook | None = None,
+        before_layer: LayerHook | None = None,
+    ) -> list[SliceOutput]:
         if not self._open.is_set():
             self.stopped.set()
             self._open.wait()
             self.stopped.clear()
         if self.failure is not None:
             raise self.failure
-        return self._inner.execute(batch, on_layer)
+        return self._inner.execute(batch, on_layer, before_layer)

@@ -36,11 +36,15 @@ class Decoder:
         self._feed_forwards = [make_feed_forward(spec, part) for part in weights.layers]
         self._kinds = {attention.options for attention in self._attentions}
 
-    def forward(self, batch: FlatBatch, on_layer: LayerHook | None = None) -> torch.Tensor:
+    def forward(
+        self, batch: FlatBatch, on_layer: LayerHook | None = None, before_layer: LayerHook | None = None
+    ) -> torch.Tensor:
         """Runs all layers: what they make of each token, `[num_tokens, hidden]`."""
         plans = {options: self._backend.plan(batch, options) for options in self._kinds}
         x = self._weights.embedding.index_select(0, batch.token_ids)
         for index, (attention, mlp) in enumerate(zip(self._attentions, self._feed_forwards, strict=True)):
+            if before_layer is not None:
+                before_layer(index)
             on_written = None if on_layer is None else partial(on_layer, index)
             x = attention.add_to(x, batch, plans[attention.options], on_written)
             x = mlp.add_to(x)

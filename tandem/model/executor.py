@@ -46,7 +46,7 @@ class SliceOutput:
 
 
 LayerHook = Callable[[int], None]
-"""Called with the layer index as soon as that layer's K and V of the whole batch are in the cache."""
+"""Called with the layer index: `on_layer` as soon as that layer's K and V of the whole batch are in the cache."""
 
 
 class Executor(Protocol):
@@ -64,5 +64,13 @@ class Executor(Protocol):
     def grammars(self) -> GrammarCompiler:
         """Compiles grammars for the model's vocabulary. Its owner closes it."""
 
-    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[SliceOutput]:
-        """Runs one iteration over the flat batch. One entry per slice."""
+    def execute(
+        self,
+        batch: Sequence[SequenceSlice],
+        on_layer: LayerHook | None = None,
+        before_layer: LayerHook | None = None,
+    ) -> list[SliceOutput]:
+        """Runs one iteration over the flat batch. One entry per slice.
+
+        `before_layer` may wait until the KV that slices have before them is in the cache, in that layer.
+        """

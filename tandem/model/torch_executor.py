@@ -73,10 +73,15 @@ class TorchExecutor:
         return self._model.logits(self._model.forward(flat, on_layer).index_select(0, flat.sampled))
 
     @torch.inference_mode()
-    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[SliceOutput]:
+    def execute(
+        self,
+        batch: Sequence[SequenceSlice],
+        on_layer: LayerHook | None = None,
+        before_layer: LayerHook | None = None,
+    ) -> list[SliceOutput]:
         """See `Executor.execute`."""
         flat = build_batch(batch, self._cache.layout, self._frequencies)
-        hidden = self._model.forward(flat, on_layer)
+        hidden = self._model.forward(flat, on_layer, before_layer)
         logits = self._model.logits(hidden.index_select(0, flat.sampled))
         tokens = iter(choose(logits, [piece.choices for piece in batch if piece.choices]))
         return [

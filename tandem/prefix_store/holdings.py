@@ -40,6 +40,12 @@ class _Slots:
         self._lock = threading.Lock()
         self._is_over = session is None
 
+    @property
+    def memory(self) -> torch.Tensor:
+        """The whole slab, `[num_slots, block_bytes]` uint8; only `slots` are this one's to touch."""
+        assert self._session is not None
+        return self._session.slab.memory
+
     def block(self, index: int) -> torch.Tensor:
         """All bytes of a block: 1-D uint8 in shared memory, layer after layer."""
         assert self._session is not None

@@ -65,7 +65,7 @@ class SlabView:
         start = _table_bytes(num_slots)
         self.generations: npt.NDArray[np.uint64] = everything[: 8 * num_slots].view(np.uint64)
         self._blocks: Bytes = everything[start:].reshape(num_slots, block_bytes)
-        self._tensor = torch.from_numpy(self._blocks)
+        self.memory = torch.from_numpy(self._blocks)
 
     def bytes_of(self, slot: int) -> Bytes:
         """One slot as a writable numpy view."""
@@ -74,7 +74,7 @@ class SlabView:
 
     def tensor_of(self, slot: int) -> torch.Tensor:
         """One slot as a 1-D uint8 tensor over the same bytes."""
-        return self._tensor[slot]
+        return self.memory[slot]
 
     def generations_of(self, slots: Iterable[int]) -> tuple[int, ...]:
         """As they are now."""

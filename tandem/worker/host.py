@@ -46,6 +46,8 @@ class WorkerSettings:
     key: ClusterKey
     generation: int = 0
     node: str = ""
+    store_node: str = ""
+    """The Ray node, by which its prefix store is found."""
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> WorkerSettings:
@@ -63,6 +65,7 @@ class WorkerSettings:
             cores=tuple(values["cores"]),
             generation=int(values.get("generation", 0)),
             node=str(values.get("node", "")),
+            store_node=str(values.get("store_node", "")),
         )
 
 

@@ -41,7 +41,12 @@ class RecordingExecutor:
         self.grammars = inner.grammars
         self.rows: list[torch.Tensor] = []
 
-    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[SliceOutput]:
+    def execute(
+        self,
+        batch: Sequence[SequenceSlice],
+        on_layer: LayerHook | None = None,
+        before_layer: LayerHook | None = None,
+    ) -> list[SliceOutput]:
         logits = self._inner.logits(batch, on_layer)
         self.rows.extend(logits.clone())
         tokens = iter(choose(logits, [piece.choices for piece in batch if piece.choices]))
