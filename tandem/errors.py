@@ -1,30 +1,30 @@
 """The error tree, and the one table from errors to gRPC status, HTTP status and "may it be retried". Pure.
 
-    TandemError
-    +-- RequestError                 the client must change the request
-    |   +-- InvalidRequest           a field is wrong; names it
-    |   +-- ContextLengthExceeded    prompt or max_tokens do not fit the model's context
-    |   +-- ModelNotFound            no such model here
-    |   +-- RequestNotFound          cancel of a request that does not run here
-    |   +-- DuplicateRequest         the request id is in use
-    +-- Unauthenticated              no API key, or an unknown one
-    +-- Overloaded                   no room now; try again later
-    +-- WorkerUnavailable            a worker died, drained or could not be reached
-    +-- DeadlineExceeded             the request's time is up
-    +-- RequestCancelled             the client, or an abort, ended it
-    +-- HandoffFailed                KV could not be handed over
-    |   +-- IncompatiblePeer         the two workers do not hold the same model or KV layout
-    |   +-- TicketRefused            an offer or a ticket is forged, expired, used before, or meant for another
-    +-- TransportError               bytes could not be moved
-    |   +-- LinkClosed               the link was closed, by us or because the peer died
-    |   +-- LinkTooSlow              the link is slower than transfer.min_gbps, and transfer.strict refuses it
-    +-- StoreError                   a prefix store's memory or directory cannot be used
-    |   +-- DirectoryInUse           another process holds it; names its id
-    |   +-- ForeignDirectory         it holds blocks of another model, size or version
-    +-- ForeignCall                  a call to a worker does not carry this cluster's code
-    +-- ConfigError                  a configuration value is wrong
-    +-- ModelLoadError               weights, tokenizer or model config cannot be used
-    +-- ClusterError                 processes could not be started or stopped
+TandemError
++-- RequestError                 the client must change the request
+|   +-- InvalidRequest           a field is wrong; names it
+|   +-- ContextLengthExceeded    prompt or max_tokens do not fit the model's context
+|   +-- ModelNotFound            no such model here
+|   +-- RequestNotFound          cancel of a request that does not run here
+|   +-- DuplicateRequest         the request id is in use
++-- Unauthenticated              no API key, or an unknown one
++-- Overloaded                   no room now; try again later
++-- WorkerUnavailable            a worker died, drained or could not be reached
++-- DeadlineExceeded             the request's time is up
++-- RequestCancelled             the client, or an abort, ended it
++-- HandoffFailed                KV could not be handed over
+|   +-- IncompatiblePeer         the two workers do not hold the same model or KV layout
+|   +-- TicketRefused            an offer or a ticket is forged, expired, used before, or meant for another
++-- TransportError               bytes could not be moved
+|   +-- LinkClosed               the link was closed, by us or because the peer died
+|   +-- LinkTooSlow              the link is slower than transfer.min_gbps, and transfer.strict refuses it
++-- StoreError                   a prefix store's memory or directory cannot be used
+|   +-- DirectoryInUse           another process holds it; names its id
+|   +-- ForeignDirectory         it holds blocks of another model, size or version
++-- ForeignCall                  a call to a worker does not carry this cluster's code
++-- ConfigError                  a configuration value is wrong
++-- ModelLoadError               weights, tokenizer or model config cannot be used
++-- ClusterError                 processes could not be started or stopped
 """
 
 from __future__ import annotations
@@ -164,9 +164,7 @@ WIRE_STATUS: dict[type[TandemError], WireStatus] = {
     ModelNotFound: _MISSING,
     RequestNotFound: _MISSING,
     DuplicateRequest: WireStatus(grpc="ALREADY_EXISTS", http=409, openai_type="invalid_request_error", retryable=False),
-    Unauthenticated: WireStatus(
-        grpc="UNAUTHENTICATED", http=401, openai_type="invalid_request_error", retryable=False
-    ),
+    Unauthenticated: WireStatus(grpc="UNAUTHENTICATED", http=401, openai_type="invalid_request_error", retryable=False),
     Overloaded: WireStatus(grpc="RESOURCE_EXHAUSTED", http=429, openai_type="rate_limit_error", retryable=True),
     WorkerUnavailable: _UNAVAILABLE,
     DeadlineExceeded: WireStatus(grpc="DEADLINE_EXCEEDED", http=504, openai_type="timeout_error", retryable=True),

@@ -47,9 +47,7 @@ class TorchExecutor:
         self._frequencies = weights.inverse_frequencies
         attention = TorchAttention(cache.layout, TORCH_DTYPE[cache.layout.dtype])
         self._model = LlamaModel(spec, weights, cache, attention)
-        self._grammars = GrammarCompiler(
-            tokenizer_file, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids
-        )
+        self._grammars = GrammarCompiler(tokenizer_file, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids)
 
     @property
     def spec(self) -> ModelSpec:

@@ -73,9 +73,7 @@ def format_address(host: str, port: int) -> str:
     return f"[{dialable}]:{port}" if ":" in dialable else f"{dialable}:{port}"
 
 
-def bind_port(
-    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None
-) -> int:
+def bind_port(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
     """The port that `server` will listen on. Raises ClusterError when it cannot be bound."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
