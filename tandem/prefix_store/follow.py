@@ -105,7 +105,7 @@ class PrefixIndexFollower:
         if epoch is None:
             self.index.drop(owner)  # it says nothing now; the next poll looks again
         else:
-            held = {tier: names_in(b"".join(names)) for tier, names in zip(ANNOUNCED, sets, strict=True)}
+            held = {str(tier): names_in(b"".join(names)) for tier, names in zip(ANNOUNCED, sets, strict=True)}
             self.index.reset(owner, epoch=epoch.decode(), seq=int(seq), tiers=held)
             self.num_snapshots += 1
         followed.last_id = newest[0][0] if newest else b"0-0"
