@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
@@ -23,7 +23,7 @@ from kv_transfer.transports import make_transport
 from tandem.kv.eviction import Lrfu
 from tandem.kv.tiering import Tier
 from tandem.observability.server import MetricsServer, serve_metrics
-from tandem.observability.store_metrics import StoreMetrics, StoreSample
+from tandem.observability.store_metrics import StoreMetrics
 from tandem.prefix_store.announce import Announcer, AnnouncerSettings
 from tandem.prefix_store.disk import DiskTier
 from tandem.prefix_store.follow import PrefixIndexFollower
@@ -55,8 +55,7 @@ class StoreHost:
         self.record: StoreRecord
         self.store: NodeStore
         self.remote: PeerTier
-        self.sample: Callable[[], StoreSample]
-        """Takes a look at it."""
+        self.service: PrefixStoreServicer
         self._key = key
         self._owner = owner_of(settings.node)
         self._ends = AsyncExitStack()
@@ -168,7 +167,7 @@ class StoreHost:
         return self.remote
 
     async def _serve(self, fd: int, epoch: Epoch, *, transport: Transport) -> RpcServer:
-        service = PrefixStoreServicer(self.store, fd, node=self.settings.node)
+        self.service = service = PrefixStoreServicer(self.store, fd, node=self.settings.node)
         peers = PeerServicer(self.store, self._identity(epoch), transport=transport, key=self._key)
         self.store.metrics.sampled_by(service.sample)
 
@@ -176,7 +175,6 @@ class StoreHost:
             store_pb2_grpc.add_PrefixStoreServicer_to_server(service, server)
             store_pb2_grpc.add_PrefixStorePeerServicer_to_server(peers, server)
 
-        self.sample = service.sample
         service.start()
         self._ends.push_async_callback(service.close)
         self._ends.callback(peers.close)

@@ -68,6 +68,7 @@ PURE = (
     "kv_transfer/plan.py",
     "kv_transfer/sizing.py",
     "kv_transfer/ticket.py",
+    "kv_transfer/block_claims.py",
     "kv_transfer/handoff.py",
     "kv_transfer/source.py",
     "kv_transfer/destination.py",

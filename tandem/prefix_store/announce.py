@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from tandem.prefix_store.announce_keys import APPLY, RENEW, OwnerKeys
+from tandem.prefix_store.announce_keys import ANNOUNCED, APPLY, RENEW, OwnerKeys
 from tandem.redis_access import connect_redis
 from tandem.tasks import cancel_all
 from tandem.types import BlockHash, Epoch
@@ -41,9 +41,7 @@ class AnnouncerSettings:
 class Announcer:
     """One owner's voice. `changed` may be called from any thread, the rest on the event loop."""
 
-    def __init__(
-        self, settings: AnnouncerSettings, *, owner: str, epoch: Epoch, tiers: Sequence[str] = ("host", "disk")
-    ) -> None:
+    def __init__(self, settings: AnnouncerSettings, *, owner: str, epoch: Epoch) -> None:
         self.num_snapshots = 0
         self._settings = settings
         self._keys = OwnerKeys(cluster=settings.cluster, owner=owner)
@@ -51,8 +49,8 @@ class Announcer:
         self._owner_epoch = epoch
         self._redis = connect_redis(settings.redis_url)
         self._lock = threading.Lock()
-        self._held: dict[str, set[BlockHash]] = {tier: set() for tier in tiers}
-        self._pending: dict[str, dict[BlockHash, bool]] = {tier: {} for tier in tiers}
+        self._held: dict[str, set[BlockHash]] = {tier: set() for tier in ANNOUNCED}
+        self._pending: dict[str, dict[BlockHash, bool]] = {tier: {} for tier in ANNOUNCED}
         self._seq = 0
         self._epoch = ""
         self._renewed_s = 0.0
@@ -146,7 +144,7 @@ class Announcer:
             for tier, names in held.items():
                 for start in range(0, len(names), _SNAPSHOT_NAMES):
                     pipe.sadd(self._keys.tier(tier), *names[start : start + _SNAPSHOT_NAMES])
-            pipe.hset(self._keys.meta, mapping={"epoch": epoch, "seq": 0, "tiers": ",".join(held)})
+            pipe.hset(self._keys.meta, mapping={"epoch": epoch, "seq": 0})
             for key in self._all_keys():
                 pipe.pexpire(key, ttl_ms)
             await pipe.execute()

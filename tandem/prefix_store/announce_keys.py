@@ -1,8 +1,8 @@
 """Where announcements of blocks lie in Redis, and how one of them looks there.
 
 Keys (prefix `tandem:{cluster}:kv:{owner}`): itself a stream of batches; `:{tier}` a set of 16-byte names; `:meta` a
-hash with the epoch of announcement, the number of the last batch, and the tiers. All live as long as their owner
-renews them. An epoch of announcement is one snapshot's: "{owner's epoch}.{count}".
+hash with the epoch of announcement and the number of the last batch. All live as long as their owner renews them.
+An epoch of announcement is one snapshot's: "{owner's epoch}.{count}".
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from dataclasses import dataclass
 
 from tandem.kv.hashing import HASH_BYTES
 from tandem.kv.prefix_index import Batch
+from tandem.kv.tiering import Tier
 from tandem.types import BlockHash
+
+ANNOUNCED = (Tier.DEVICE, Tier.HOST, Tier.DISK)
+"""Tiers whose blocks owners may tell of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from tandem.kv.prefix_index import PrefixIndex
-from tandem.prefix_store.announce_keys import OwnerKeys, batch_of, names_in
+from tandem.prefix_store.announce_keys import ANNOUNCED, OwnerKeys, batch_of, names_in
 from tandem.redis_access import connect_redis
 from tandem.tasks import cancel_all
 
@@ -94,11 +94,10 @@ class PrefixIndexFollower:
 
     async def _snapshot(self, owner: str, followed: _Followed) -> None:
         keys = self._keys(owner)
-        tiers: list[str] = (await self._redis.hget(keys.meta, "tiers") or b"").decode().split(",")  # type: ignore[union-attr]
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hmget(keys.meta, "epoch", "seq")
             pipe.xrevrange(keys.stream, count=1)
-            for tier in tiers:
+            for tier in ANNOUNCED:
                 pipe.smembers(keys.tier(tier))
             (epoch, seq), newest, *sets = await pipe.execute()
         if self._followed.get(owner) is not followed:
@@ -106,7 +105,7 @@ class PrefixIndexFollower:
         if epoch is None:
             self.index.drop(owner)  # it says nothing now; the next poll looks again
         else:
-            held = {tier: names_in(b"".join(names)) for tier, names in zip(tiers, sets, strict=True)}
+            held = {str(tier): names_in(b"".join(names)) for tier, names in zip(ANNOUNCED, sets, strict=True)}
             self.index.reset(owner, epoch=epoch.decode(), seq=int(seq), tiers=held)
             self.num_snapshots += 1
         followed.last_id = newest[0][0] if newest else b"0-0"

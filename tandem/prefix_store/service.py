@@ -49,6 +49,11 @@ class PrefixStoreServicer(store_pb2_grpc.PrefixStoreServicer):
         """The store now, for metrics."""
         return self._levels.sample()
 
+    @property
+    def memory_address(self) -> bytes:
+        """The socket at which clients are given the memory."""
+        return self._socket.address
+
     def start(self) -> None:
         """Takes clients from now on."""
         self._socket.start()
@@ -81,8 +86,7 @@ class PrefixStoreServicer(store_pb2_grpc.PrefixStoreServicer):
     async def Attach(self, messages: Messages, context: Context) -> AsyncIterator[store_pb2.StoreMessage]:
         """One client's session."""
         async with typed_errors(context):
-            hello = (await anext(messages)).hello
-            self._check_hello(hello)
+            hello = await self._hello(messages)
             answers: Answers = asyncio.Queue()
             session = self._sessions.open(hello.worker_id, end=lambda: answers.put_nowait(None), now=time.monotonic())
             answers.put_nowait(store_pb2.StoreMessage(attached=self._attached(session)))
@@ -111,6 +115,15 @@ class PrefixStoreServicer(store_pb2_grpc.PrefixStoreServicer):
             else:
                 raise InvalidRequest(f"a second {kind or 'empty message'} in one session")
 
+    async def _hello(self, messages: Messages) -> store_pb2.StoreHello:
+        """The first message. Raises InvalidRequest, or IncompatiblePeer for a client with other blocks."""
+        async for message in messages:
+            if message.WhichOneof("message") == "hello":
+                self._check_hello(message.hello)
+                return message.hello
+            break
+        raise InvalidRequest("a session begins with a hello")
+
     def _check_hello(self, hello: store_pb2.StoreHello) -> None:
         ours = (self._settings.fingerprint, self._settings.block_bytes)
         theirs = (hello.fingerprint, hello.block_bytes)
@@ -123,7 +136,7 @@ class PrefixStoreServicer(store_pb2_grpc.PrefixStoreServicer):
     def _attached(self, session: Session) -> store_pb2.StoreAttached:
         return store_pb2.StoreAttached(
             session=session.session_id,
-            socket=self._socket.address,
+            socket=self.memory_address,
             num_slots=self._settings.num_slots,
             lease_s=self._settings.lease_s,
         )

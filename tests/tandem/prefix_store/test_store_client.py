@@ -8,14 +8,18 @@ import threading
 import pytest
 import torch
 
-from tandem.errors import IncompatiblePeer
+from tandem.errors import IncompatiblePeer, StoreError
+from tandem.prefix_store.client import StoreClient, at
+from tandem.prefix_store.memory_socket import receive_memory
 from tandem.prefix_store.slab import block_digest
+from tandem.secret import ClusterKey
 from tests.store_nodes import (
     BLOCK_BYTES,
     NUM_LAYERS,
     chain,
     client_of,
     fill,
+    identity,
     is_right,
     payload,
     put,
@@ -223,6 +227,29 @@ def test_a_store_that_is_not_there_has_nothing_at_once(redis_url: str) -> None:
     run(test)
 
 
+def test_a_client_with_the_key_of_another_cluster_is_not_let_in(redis_url: str) -> None:
+    async def test() -> None:
+        async with store_node(redis_url) as host:
+            key = ClusterKey(b"another " * 4)
+            client = await StoreClient.attach(at(host.record.address), key=key, identity=identity(), timeout_s=0.3)
+            assert not client.is_attached
+            assert host.service.sample().num_clients == 0
+            await client.close()
+
+    run(test)
+
+
+def test_the_memory_is_given_to_attached_clients_only(redis_url: str) -> None:
+    async def test() -> None:
+        async with store_node(redis_url) as host, client_of(host) as client:
+            assert client.is_attached
+            address = host.service.memory_address
+            with pytest.raises(StoreError):
+                await asyncio.to_thread(receive_memory, address, "0" * 32, timeout_s=5.0)
+
+    run(test)
+
+
 def test_loans_are_released_from_any_thread_and_once(redis_url: str) -> None:
     async def test() -> None:
         async with store_node(redis_url) as host, client_of(host) as client:
@@ -234,7 +261,7 @@ def test_loans_are_released_from_any_thread_and_once(redis_url: str) -> None:
                 thread.start()
             for thread in threads:
                 await asyncio.to_thread(thread.join)
-            await until(lambda: host.sample().num_loans == 1)
+            await until(lambda: host.service.sample().num_loans == 1)
             assert host.store.host.num_read == 3
             other.release()
             await until(lambda: host.store.host.num_read == 0)

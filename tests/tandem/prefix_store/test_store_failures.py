@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,44 +29,56 @@ def no_forks_are_left() -> Iterator[None]:
     stop_forks()
 
 
-def test_workers_go_on_without_a_killed_store_and_have_its_disk_when_it_is_back(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, CLUSTER_KEY.to_hex())
-
+def test_workers_go_on_without_a_killed_store_and_have_its_disk_when_it_is_back(redis_url: str, tmp_path: Path) -> None:
     async def test() -> None:
-        names = chain(8)
+        names, more = chain(8), chain(3, seed=1)
         before = segments()
         registry = StoreRegistry(redis_url, cluster=CLUSTER, ttl_s=1.0)
-        process = StoreProcess(node_settings(redis_url, disk=tmp_path / "disk"), log=tmp_path / "log")
-        await process.start()
-        keeper = asyncio.create_task(process.supervise(lambda _: None))
-        try:
-            async with client_of(registry.locate("n1"), timeout_s=5.0) as client:
-                await put(client, names)
+        with Forked("store", node_settings(redis_url, disk=tmp_path).to_json(), "8") as store:
+            await asyncio.to_thread(store.read)
+            async with client_of(registry.locate("n1")) as client:
                 await until(lambda: on_disk(client, 8))
-                loan = await client.acquire(names)
-                grant = await client.put(chain(3, seed=1))
-                assert process.pid is not None
-                os.kill(process.pid, signal.SIGKILL)
+                loan, grant = await client.acquire(names), await client.put(more)
+                assert (len(loan.slots), len(grant.slots)) == (8, 3)
+                store.signal(signal.SIGKILL)
                 await until(lambda: not client.is_attached)
+                assert (await client.lookup(names)).num_remote == 0
+                assert (await client.put(more)).slots == ()
                 assert segments() == before
                 assert is_right(loan, names)
                 assert loan.intact()
-                assert await grant.commit(fill(grant, chain(3, seed=1))) == 0
+                assert await grant.commit(fill(grant, more)) == 0
                 loan.release()
-                await client.wait_attached(20.0)
-                found = await client.lookup(names)
-                assert (found.num_host, found.num_disk) == (0, 8)
-                loan = await client.acquire(names)
-                assert len(loan.slots) == 8
-                assert is_right(loan, names)
-                loan.release()
+                async with store_node(redis_url, disk=tmp_path) as host:
+                    assert await client.wait_attached(10.0)
+                    found = await client.lookup(names)
+                    assert (found.num_host, found.num_disk) == (0, 8)
+                    loan = await client.acquire(names)
+                    assert len(loan.slots) == 8
+                    assert is_right(loan, names)
+                    loan.release()
+                    await until(lambda: host.store.host.num_read == 0)
+        await registry.close()
+
+    run(test)
+
+
+def test_a_store_runs_as_a_process_of_its_own(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, CLUSTER_KEY.to_hex())
+
+    async def test() -> None:
+        registry = StoreRegistry(redis_url, cluster=CLUSTER, ttl_s=1.0)
+        process = StoreProcess(node_settings(redis_url, "alone", disk=tmp_path / "disk"), log=tmp_path / "log")
+        record = await process.start()
+        try:
+            assert await registry.get("alone") == record
+            assert process.pid == record.pid
+            async with client_of(registry.locate("alone")) as client:
+                assert await put(client, chain(4)) == 4
         finally:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
             assert await process.stop(timeout_s=10.0)
-            await registry.close()
+        assert await registry.get("alone") is None
+        await registry.close()
 
     run(test)
 
@@ -137,14 +148,37 @@ def test_a_peer_that_ends_in_the_middle_of_a_fetch_is_a_miss_in_bounded_time(
                 await until(is_known)
                 end_with_the_third_block(near, peer, end)
                 loan = await client.acquire(names, timeout_s=3.0)
-                assert len(loan.slots) < 48
-                assert is_right(loan, names)
+                assert is_right(loan, names)  # what was under way may come whole even from a peer that stands still
                 loan.release()
                 await until(lambda: near.store.host.num_read == near.store.host.num_reserved == 0)
                 assert await put(client, chain(2, seed=1)) == 2
                 near.store.host.check_invariants()
 
     run(test)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_peer_that_is_gone_is_a_miss_in_bounded_time_and_left_alone(redis_url: str, end: signal.Signals) -> None:
+    async def test() -> None:
+        names = chain(4)
+        with Forked("store", node_settings(redis_url, "far").to_json(), "4") as peer:
+            await asyncio.to_thread(peer.read)
+            async with store_node(redis_url, "near", fetch_timeout_s=0.5) as near, client_of(near) as client:
+
+                async def num_remote() -> int:
+                    return (await client.lookup(names)).num_remote
+
+                await until(lambda: is_equal(num_remote, 4))
+                peer.signal(end)
+                assert (await client.acquire(names, timeout_s=3.0)).slots == ()
+                assert await num_remote() == 0
+                near.store.host.check_invariants()
+
+    run(test)
+
+
+async def is_equal(value: Callable[[], Awaitable[int]], expected: int) -> bool:
+    return await value() == expected
 
 
 def end_with_the_third_block(near: StoreHost, peer: Forked, end: signal.Signals) -> None:
