@@ -5,13 +5,16 @@ When the copies would not fit either, the live blocks are dropped instead: a cac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tandem.kv.segment_log import runs
 from tandem.prefix_store.disk_files import aligned_memory
 from tandem.prefix_store.disk_format import PAGE, BlockPage, parse_block, payload_digest
 from tandem.prefix_store.disk_records import RecordWriter, Site
 from tandem.prefix_store.disk_state import DiskState, Located
+
+_GIVE_WAY_S = 0.05
+"""How long one batch of copies waits at most for a moment without reads."""
 
 
 class Collector:
@@ -66,24 +69,14 @@ class Collector:
                 number = log.segments[0] if victim is None else victim
             self.drop(number)
 
-    def idle_victim(self) -> int | None:
-        """A segment that is mostly dead, when the next new segment would have to wait for a collection."""
-        with self._state.lock:
-            log = self._state.log
-            victim = None if log.may_open(for_collection=False) else log.victim()
-            if victim is None or victim == log.head or log.live_share(victim) > 0.5:
-                return None
-            return victim if log.can_copy(victim) else None
-
-    def collect(self, number: int, stop: Callable[[], bool] = lambda: False) -> None:
-        """Copies a segment's live blocks on and deletes it. `stop` is asked before each batch; the rest stays then."""
+    def collect(self, number: int) -> None:
+        """Copies a segment's live blocks on, one batch at a time, in the gaps between reads, and deletes it."""
         with self._state.lock:
             log = self._state.log
             places = {log.place(name): name for name in log.live(number)}
             order = [place for place in places if place is not None]
         for run in runs(order, self._writer.max_batch):
-            if stop():
-                return
+            self._state.give_way(_GIVE_WAY_S)
             names = {places[place] for place in order[run.start : run.start + run.length]}
             self._copy([block for block in self._located(number) if block.name in names])
         self._retire(number)

@@ -1,4 +1,4 @@
-"""The one thread that changes a disk tier's files: stores what was put, marks what is gone, collects when idle.
+"""The one thread that changes a disk tier's files: stores what was put, marks what is gone, makes room.
 
 Puts wait in a queue of bounded length. One is stored batch by batch: room, payloads, pages, and only then names.
 """
@@ -56,13 +56,11 @@ class DiskWriter:
         self._sequence = sequence
         self._changed = threading.Condition()
         self._closed = False
-        self._is_idle_blocked = False
-        """After a collection that failed, until the next job."""
         self._thread = threading.Thread(target=self._run, name="disk-writer", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
-        self._state.when_idle = self.wake
+        self._state.when_dead = self.wake
         self._thread.start()
 
     @property
@@ -95,7 +93,7 @@ class DiskWriter:
         job.done.set_result(job.count)
 
     def wake(self) -> None:
-        """Something has changed that idle work may have waited for."""
+        """Slots have died that are to be marked."""
         with self._changed:
             self._changed.notify()
 
@@ -109,17 +107,17 @@ class DiskWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or bool(self._queue) or self._is_idle_work_due())
-                if self._closed and not self._queue:
-                    return
+                self._changed.wait_for(lambda: self._closed or bool(self._queue) or self._state.has_dead)
                 job = self._queue.popleft() if self._queue else None
-                self._is_idle_blocked &= job is None
+                is_last = self._closed and job is None
             if isinstance(job, Put):
                 self._guarded(partial(self._put, job), job.done)
             elif isinstance(job, Clear):
                 self._guarded(partial(self._clear, job), job.done)
             else:
-                self._collect_idly()
+                self._tidy()
+            if is_last:
+                return
 
     def _guarded(self, work: Callable[[], None], done: Future[int]) -> None:
         """Whoever waits for a job hears of a fault of ours; the thread goes on."""
@@ -213,19 +211,3 @@ class DiskWriter:
         except OSError as exc:
             self._state.count(write_errors=1)
             logger.warning("slots of blocks that are gone were not marked: %s", exc)
-
-    def _is_idle_work_due(self) -> bool:
-        return not self._is_idle_blocked and self._state.num_reads == 0 and self.collector.idle_victim() is not None
-
-    def _collect_idly(self) -> None:
-        """One collection that gives way to readers and puts."""
-        victim = self.collector.idle_victim()
-        if victim is None:
-            return
-        try:
-            self.collector.collect(victim, lambda: bool(self._queue) or self._closed or self._state.num_reads > 0)
-        except OSError as exc:
-            self._state.count(write_errors=1)
-            self._is_idle_blocked = True
-            logger.warning("a segment was not collected: %s", exc)
-        self._tidy()
