@@ -77,8 +77,8 @@ class SegmentLog:
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """Numbers of all segments."""
-        return tuple(self._segments)
+        """Numbers of all segments, oldest first."""
+        return tuple(sorted(self._segments))
 
     @property
     def next_number(self) -> int:

@@ -140,7 +140,7 @@ class DiskTier:
                 queue_blocks=self._tuning.queue_blocks,
                 sequence=sequence,
             )
-            self._writer.collector.shrink()
+            self._writer.collector.settle_in()
             self._writer.start()
         except BaseException:
             self._release()

@@ -1,6 +1,7 @@
 """Makes room in a disk tier's log: copies the live blocks of the emptiest segment on and deletes it. Writer's thread.
 
-When the copies would not fit either, the live blocks are dropped instead: a cache that is full loses something.
+That there is room for the copies is the log's doing. Where it is not so, after a change of capacity or a write that
+failed, the oldest segment is dropped with what lives in it: it is a cache.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ class Collector:
         self._writer = writer
         self._memory: tuple[memoryview, memoryview] | None = None
 
-    def make_room(self) -> bool:
-        """Sees to it that the head has a free slot. False: every slot there may be is live. Raises OSError."""
+    def make_room(self) -> None:
+        """Sees to it that the head has a free slot. Raises OSError."""
         while True:
             self.retire_dead()
             with self._state.lock:
                 log = self._state.log
                 if log.head_room:
-                    return True
+                    return
                 opens = log.may_open(for_collection=False)
                 victim = None if opens else log.victim()
                 copies = victim is not None and log.can_copy(victim)
             if opens:
                 self._writer.open_head()
-            elif victim is None:
-                return False
+            elif victim is not None and copies:
+                self.collect(victim)
             else:
-                self.collect(victim) if copies else self.drop(victim)
+                self.drop_oldest()
 
     def retire_dead(self) -> None:
         """Deletes segments in which nothing lives any more."""
@@ -58,16 +59,23 @@ class Collector:
         for number in numbers:
             self._retire(number)
 
-    def shrink(self) -> None:
-        """Drops segments until what is left fits the capacity, which may be smaller than it was in an earlier run."""
+    def settle_in(self) -> None:
+        """Sees to it that there is room for a collection, where an earlier run left none.
+
+        It had more capacity, other segments, or was ended within a collection.
+        """
         while True:
+            self.retire_dead()
             with self._state.lock:
                 log = self._state.log
-                if log.used_bytes <= log.capacity_bytes:
+                if not log.segments or log.may_open(for_collection=True):
                     return
                 victim = log.victim()
-                number = log.segments[0] if victim is None else victim
-            self.drop(number)
+                copies = victim is not None and log.used_bytes <= log.capacity_bytes and log.can_copy(victim)
+            if victim is not None and copies:
+                self.collect(victim)
+            else:
+                self.drop_oldest()
 
     def collect(self, number: int) -> None:
         """Copies a segment's live blocks on, one batch at a time, in the gaps between reads, and deletes it."""
@@ -82,9 +90,10 @@ class Collector:
         self._retire(number)
         self._state.count(segments_collected=1)
 
-    def drop(self, number: int) -> None:
+    def drop_oldest(self) -> None:
         """Forgets a segment's live blocks and deletes it."""
         with self._state.lock:
+            number = self._state.log.segments[0]
             names = self._state.log.live(number)
         self._state.count(evictions=len(self._state.remove(names)))
         self._retire(number)

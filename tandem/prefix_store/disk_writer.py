@@ -23,6 +23,8 @@ from tandem.types import BlockHash
 
 logger = logging.getLogger(__name__)
 
+_MAX_TRIES = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:
@@ -149,20 +151,24 @@ class DiskWriter:
         job.done.set_result(Stored(num_stored, why if num_stored < len(job.names) else None))
 
     def _store(self, job: Put) -> NotStored | None:
-        with self._state.lock:
-            end = self._state.directory.match(job.names)
-        while end < len(job.names):
-            if self._closed or job.generation != self._state.generation:
-                return NotStored.CLOSED if self._closed else NotStored.CLEARED
-            if not self.collector.make_room():
-                return NotStored.NO_ROOM
-            num_written, num_admitted = self._store_batch(job, end)
+        for _ in range(_MAX_TRIES):
             with self._state.lock:
-                is_broken = self._state.directory.match(job.names) < end
-            if num_admitted < num_written:
-                return NotStored.CLEARED if is_broken else NotStored.NO_ROOM
-            end += num_admitted
-        return None
+                end = self._state.directory.match(job.names)
+            while end < len(job.names):
+                if self._closed or job.generation != self._state.generation:
+                    return NotStored.CLOSED if self._closed else NotStored.CLEARED
+                self.collector.make_room()
+                num_written, num_admitted = self._store_batch(job, end)
+                with self._state.lock:
+                    is_broken = self._state.directory.match(job.names) < end
+                if num_admitted < num_written and not is_broken:
+                    return NotStored.NO_ROOM
+                if num_admitted < num_written:
+                    break  # the beginning of the prefix has gone meanwhile: once more from there
+                end += num_admitted
+            else:
+                return None
+        return NotStored.CLEARED
 
     def _store_batch(self, job: Put, first: int) -> tuple[int, int]:
         """Writes some blocks from `first` on; how many, and how many of them are visible now."""
