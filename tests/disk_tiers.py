@@ -66,9 +66,7 @@ def open_tier(directory: Path, **changes: Any) -> Iterator[DiskTier]:
 
 def store(tier: DiskTier, *texts: str, block_bytes: int = PAGE, tenant: str = "") -> list[int]:
     """Puts the blocks of texts, one text after another; what each put says."""
-    return [
-        tier.put(names, payloads(names, block_bytes), tenant=tenant).result(30) for names in map(chain, texts)
-    ]
+    return [tier.put(names, payloads(names, block_bytes), tenant=tenant).result(30) for names in map(chain, texts)]
 
 
 def fetch(tier: DiskTier, names: Sequence[BlockHash], block_bytes: int = PAGE) -> int:
@@ -95,6 +93,7 @@ class FaultyFiles(Files):
         """Reads that touch these offsets end with EIO."""
         self.write_error: int | None = None
         self.longest_write: int | None = None
+        """No write says that it wrote more than this."""
         self.may_write = threading.Event()
         self.may_write.set()
         self.may_read = threading.Event()
@@ -112,6 +111,5 @@ class FaultyFiles(Files):
         self.may_write.wait(30)
         if self.write_error is not None:
             raise OSError(self.write_error, os.strerror(self.write_error))
-        if self.longest_write is not None:
-            views = [views[0][: self.longest_write]]
-        return super().pwritev(fd, views, offset)
+        count = super().pwritev(fd, views, offset)
+        return count if self.longest_write is None else min(count, self.longest_write)

@@ -57,6 +57,7 @@ PURE = (
     "tandem/kv/eviction.py",
     "tandem/kv/prefix_directory.py",
     "tandem/kv/prefix_index.py",
+    "tandem/kv/segment_log.py",
     "tandem/kv/tiering.py",
     "tandem/model/spec.py",
     "tandem/secret.py",

@@ -93,7 +93,7 @@ class DiskTier:
         `identity` names what the blocks are KV of. `capacity_bytes` bounds the segments' files, garbage included;
         seven eighths of all but one of them can be live. `quotas` are in blocks, by tenant.
         Raises DirectoryInUse, ForeignDirectory (another identity or size), StoreError (it cannot be used at all),
-        ConfigError (the capacity is too small for two segments).
+        ConfigError (the capacity is too small).
         """
         self._block_bytes = block_bytes
         self._directory = Path(directory)
@@ -103,7 +103,7 @@ class DiskTier:
         log = SegmentLog(capacity_bytes, geometry.file_bytes, geometry.num_slots)
         if log.max_live < 1:
             raise ConfigError(
-                f"capacity_bytes must hold two segments of {geometry.file_bytes} bytes, got {capacity_bytes}",
+                f"capacity_bytes must hold three segments of {geometry.file_bytes} bytes, got {capacity_bytes}",
                 param="capacity_bytes",
             )
         if len(identity.encode()) > MAX_TEXT_BYTES:

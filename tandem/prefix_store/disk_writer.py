@@ -151,24 +151,28 @@ class DiskWriter:
         job.done.set_result(Stored(num_stored, why if num_stored < len(job.names) else None))
 
     def _store(self, job: Put) -> NotStored | None:
+        """Stores what is missing; again from its beginning where that has gone meanwhile."""
+        why: NotStored | None = NotStored.CLEARED
         for _ in range(_MAX_TRIES):
-            with self._state.lock:
-                end = self._state.directory.match(job.names)
-            while end < len(job.names):
-                if self._closed or job.generation != self._state.generation:
-                    return NotStored.CLOSED if self._closed else NotStored.CLEARED
-                self.collector.make_room()
-                num_written, num_admitted = self._store_batch(job, end)
+            if why is not NotStored.CLEARED or job.generation != self._state.generation:
+                break
+            why = self._store_once(job)
+        return why
+
+    def _store_once(self, job: Put) -> NotStored | None:
+        with self._state.lock:
+            end = self._state.directory.match(job.names)
+        while end < len(job.names):
+            if self._closed:
+                return NotStored.CLOSED
+            self.collector.make_room()
+            num_written, num_admitted = self._store_batch(job, end)
+            if num_admitted < num_written:
                 with self._state.lock:
-                    is_broken = self._state.directory.match(job.names) < end
-                if num_admitted < num_written and not is_broken:
-                    return NotStored.NO_ROOM
-                if num_admitted < num_written:
-                    break  # the beginning of the prefix has gone meanwhile: once more from there
-                end += num_admitted
-            else:
-                return None
-        return NotStored.CLEARED
+                    is_broken = self._state.directory.match(job.names) < end + num_admitted
+                return NotStored.CLEARED if is_broken or job.generation != self._state.generation else NotStored.NO_ROOM
+            end += num_admitted
+        return None
 
     def _store_batch(self, job: Put, first: int) -> tuple[int, int]:
         """Writes some blocks from `first` on; how many, and how many of them are visible now."""

@@ -224,7 +224,7 @@ def test_a_directory_that_cannot_be_used_is_a_typed_error(tmp_path: Path) -> Non
 
 
 def test_too_small_a_capacity_is_a_typed_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="two segments"):
+    with pytest.raises(ConfigError, match="three segments"):
         make_tier(tmp_path, num_segments=1)
     with pytest.raises(ConfigError, match="queue_depth"):
         DiskTuning(queue_depth=0)

@@ -195,7 +195,7 @@ flips = st.tuples(st.integers(0, 2), st.integers(0, GEOMETRY.file_bytes - 1), st
 
 
 @given(flip=flips)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_bit_costs_its_block_and_what_is_reached_through_it_and_nothing_else(
     filled: Path, tmp_path: Path, flip: tuple[int, int, int]
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_flipped_bit_costs_its_block_and_what_is_reached_through_it_and_nothin
 
 
 @given(damage=st.lists(st.tuples(flips, st.binary(min_size=1, max_size=5000)), min_size=1, max_size=6))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_damage_makes_a_tier_give_wrong_bytes_or_stops_it(
     filled: Path, tmp_path: Path, damage: list[tuple[tuple[int, int, int], bytes]]
 ) -> None:
@@ -263,7 +263,7 @@ def read_changes(stream: object, kept: set[BlockHash], enough: threading.Event, 
 def test_a_killed_writer_leaves_nearly_all_it_had_and_no_wrong_byte(tmp_path: Path, num_segments: int) -> None:
     rng = random.Random(num_segments)
     kept: set[BlockHash] = set()
-    for round_ in range(4):
+    for round_ in range(3):
         command = [*WRITER, str(tmp_path), str(num_segments), str(round_)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ})
         enough = threading.Event()
