@@ -177,4 +177,6 @@ class _Read:
 
     def _finish(self) -> None:
         self._state.let_go(self._located)
+        for memory in self._destinations:
+            memory.release()  # the caller may unmap it from here on
         self.done.set_result(next((i for i, good in enumerate(self._good) if not good), len(self._good)))

@@ -105,21 +105,25 @@ class DiskWriter:
             self._closed = True
             self._changed.notify()
         self._thread.join()
+        self._records.close()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or bool(self._queue) or self._state.has_dead)
-                job = self._queue.popleft() if self._queue else None
-                is_last = self._closed and job is None
-            if isinstance(job, Put):
-                self._guarded(partial(self._put, job), job.done)
-            elif isinstance(job, Clear):
-                self._guarded(partial(self._clear, job), job.done)
-            else:
-                self._tidy()
-            if is_last:
-                return
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Waits for something to do and does it; False after the last. Keeps nothing of it when it returns."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._queue) or self._state.has_dead)
+            job = self._queue.popleft() if self._queue else None
+            is_last = self._closed and job is None
+        if isinstance(job, Put):
+            self._guarded(partial(self._put, job), job.done)
+        elif isinstance(job, Clear):
+            self._guarded(partial(self._clear, job), job.done)
+        else:
+            self._tidy()
+        return not is_last
 
     def _guarded(self, work: Callable[[], None], done: Future[int]) -> None:
         """Whoever waits for a job hears of a fault of ours; the thread goes on."""
@@ -148,6 +152,8 @@ class DiskWriter:
             num_stored = self._state.directory.match(job.names)
         if num_stored < len(job.names) and why is not NotStored.QUEUE_FULL:
             self._state.count(not_stored=len(job.names) - num_stored)
+        for payload in job.payloads:
+            payload.release()  # the caller may unmap it from here on
         job.done.set_result(Stored(num_stored, why if num_stored < len(job.names) else None))
 
     def _store(self, job: Put) -> NotStored | None:

@@ -105,11 +105,10 @@ def test_a_cleared_directory_is_empty_and_keeps_its_clock() -> None:
 
 
 def test_names_come_parents_first_and_pins_are_known() -> None:
-    directory = filled(10, "abc", "x")
-    assert set(directory.names()[:2]) == {name("a"), name("x")}
-    assert directory.names()[2:] == (name("ab"), name("abc"))
+    directory = filled(10, "abc", "x", "abd")
+    assert directory.names() == (*names("abc"), name("x"), name("abd"))
     directory.pin(name("ab"))
-    assert [directory.num_pins(n) for n in names("abcd")] == [0, 1, 0, 0]
+    assert [directory.num_pins(n) for n in names("abcx")] == [0, 1, 0, 0]
 
 
 def saved(text: str, clock: int, **changes: Any) -> SavedBlock:

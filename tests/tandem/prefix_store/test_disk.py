@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from tandem.prefix_store.disk_files import aligned_memory
 from tandem.prefix_store.disk_format import PAGE
 from tandem.prefix_store.disk_stats import NotStored, Stored
 from tandem.types import BlockHash
-from tests.disk_tiers import FaultyFiles, chain, fetch, make_tier, open_tier, payloads, store, survivors
+from tests.disk_tiers import FaultyFiles, chain, fetch, make_tier, open_tier, payload, payloads, store, survivors
 
 
 @pytest.mark.parametrize("block_bytes", [PAGE, 3 * PAGE, 5000, 100])
@@ -197,8 +199,6 @@ def test_a_put_is_refused_when_the_queue_is_full(tmp_path: Path) -> None:
 
 
 def test_a_second_owner_is_told_who_holds_the_directory(tmp_path: Path) -> None:
-    import os
-
     with open_tier(tmp_path), pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"):
         make_tier(tmp_path)
     with open_tier(tmp_path) as tier:
@@ -290,6 +290,23 @@ def test_verification_finds_what_is_damaged(tmp_path: Path) -> None:
         assert (counts.damaged, counts.removed) == (2, 4)
         assert set(tier.names()) == {*chain("a"), *chain("x")}
         assert tier.verify().result(30).damaged == 0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_memory_may_be_unmapped_once_a_put_or_a_read_is_done(tmp_path: Path, first: int) -> None:
+    with open_tier(tmp_path) as tier:
+        names = chain("abc")
+        for _ in range(20):
+            slab = mmap.mmap(-1, 4 * PAGE)
+            views = [memoryview(slab)[first + index * PAGE :][:PAGE] for index in range(3)]
+            for name, view in zip(names, views, strict=True):
+                view[:] = payload(name)
+            assert tier.put(names, views).result(30) == 3
+            assert tier.read(names, views).result(30) == 3
+            for view in views:
+                view.release()
+            slab.close()
+            tier.remove(names[:1])
 
 
 def test_a_listener_that_fails_does_not_stop_the_tier(tmp_path: Path) -> None:
