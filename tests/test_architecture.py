@@ -61,6 +61,7 @@ PURE = (
     "tandem/kv/prefix_directory.py",
     "tandem/kv/prefix_pool.py",
     "tandem/kv/prefix_index.py",
+    "tandem/kv/segment_log.py",
     "tandem/kv/tiering.py",
     "tandem/model/spec.py",
     "tandem/model/tensor_names.py",

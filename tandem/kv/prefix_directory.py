@@ -59,6 +59,7 @@ class PrefixDirectory:
     _num_events: int = 0
     """Blocks admitted and calls of `use` so far: the clock."""
     _blocks: dict[BlockHash, _Block] = field(default_factory=dict)
+    """In the order in which they came: parents before their children."""
     _usage: dict[str, int] = field(default_factory=dict)
     _leaves: list[tuple[float, int, BlockHash]] = field(default_factory=list)
     """(priority, -depth, name) of every leaf, and outdated entries, which are dropped when they come up."""
@@ -123,16 +124,20 @@ class PrefixDirectory:
 
     def remove(self, *names: BlockHash) -> tuple[BlockHash, ...]:
         """Forgets blocks whose bytes are no good, and all that is only reached through them, pinned or not."""
-        order = [name for name in dict.fromkeys(names) if name in self._blocks]
-        gone = set(order)
-        if any(self._blocks[name].num_children for name in order):
-            for block in sorted(self._blocks.values(), key=lambda b: b.depth):
-                if block.parent in gone and block.name not in gone:
-                    gone.add(block.name)
-                    order.append(block.name)
-        for victim in sorted(order, key=lambda name: -self._blocks[name].depth):
-            self._drop(self._blocks[victim])
-        return tuple(order)
+        gone = [self._blocks[name] for name in dict.fromkeys(names) if name in self._blocks]
+        if any(block.num_children for block in gone):
+            below = set(names)
+            gone = [block for block in self._blocks.values() if self._is_below(block, below)]
+        for victim in sorted(gone, key=lambda block: -block.depth):
+            self._drop(victim)
+        return tuple(block.name for block in gone)
+
+    @staticmethod
+    def _is_below(block: _Block, gone: set[BlockHash]) -> bool:
+        """Whether a block goes, being named or below one that goes; adds it. Asked of parents before children."""
+        if block.parent in gone:
+            gone.add(block.name)
+        return block.name in gone
 
     def pop_lowest(self) -> BlockHash | None:
         """Evicts the block of lowest priority that may go; None when there is none."""
@@ -179,7 +184,7 @@ class PrefixDirectory:
 
     def names(self) -> tuple[BlockHash, ...]:
         """All blocks that are present, parents before their children."""
-        return tuple(block.name for block in sorted(self._blocks.values(), key=lambda block: block.depth))
+        return tuple(self._blocks)
 
     def priorities(self) -> dict[BlockHash, float]:
         """What `restore` needs to evict later as if nothing had happened."""
@@ -292,7 +297,10 @@ class PrefixDirectory:
         assert len(self._blocks) <= self.capacity
         children: dict[BlockHash, int] = {}
         usage: dict[str, int] = {}
+        seen: set[BlockHash | None] = {None}
         for block in self._blocks.values():
+            assert block.parent in seen, "a child before its parent"
+            seen.add(block.name)
             usage[block.tenant] = usage.get(block.tenant, 0) + 1
             if block.parent is not None:
                 assert block.parent in self._blocks, "a child without its parent"

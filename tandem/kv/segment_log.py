@@ -70,15 +70,14 @@ class SegmentLog:
 
     @property
     def max_live(self) -> int:
-        """How many blocks may be live for collection always to find room. 0: the capacity is below two segments."""
-        num_segments = self.capacity_bytes // self.segment_bytes
-        slots = (num_segments - 1) * self.num_slots
-        return max(min(slots, 1), slots - slots // SLACK) if num_segments > 1 else 0
+        """How many blocks may be live for collection always to find room; 0 where the capacity is too small for any."""
+        slots = (self.capacity_bytes // self.segment_bytes - 1) * self.num_slots
+        return max(0, slots - max(1, slots // SLACK))
 
     @property
     def segments(self) -> tuple[int, ...]:
-        """Numbers of all segments."""
-        return tuple(self._segments)
+        """Numbers of all segments, oldest first."""
+        return tuple(sorted(self._segments))
 
     @property
     def next_number(self) -> int:

@@ -34,6 +34,7 @@ from tandem.types import BlockHash
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
+_NUM_SEGMENTS = 128
 _BATCH_BYTES = 16 * _MIB
 """What is written, or copied by a collection, in one piece."""
 _MAX_PIECE = 256
@@ -47,7 +48,8 @@ class DiskTuning:
     """What suits the device."""
 
     segment_bytes: int = 0
-    """Bytes of a segment; 0 takes 64 MiB, or more where that would make more than 256 segments."""
+    """Bytes of a segment; 0 takes what makes 128 of them, but at least 16 MiB and four blocks. The more segments, the
+    less a collection copies; each keeps a file open."""
     queue_depth: int = 8
     """Pieces that are read at the same time."""
     read_bytes: int = 4 * _MIB
@@ -91,7 +93,7 @@ class DiskTier:
         `identity` names what the blocks are KV of. `capacity_bytes` bounds the segments' files, garbage included;
         seven eighths of all but one of them can be live. `quotas` are in blocks, by tenant.
         Raises DirectoryInUse, ForeignDirectory (another identity or size), StoreError (it cannot be used at all),
-        ConfigError (the capacity is too small for two segments).
+        ConfigError (the capacity is too small).
         """
         self._block_bytes = block_bytes
         self._directory = Path(directory)
@@ -101,7 +103,7 @@ class DiskTier:
         log = SegmentLog(capacity_bytes, geometry.file_bytes, geometry.num_slots)
         if log.max_live < 1:
             raise ConfigError(
-                f"capacity_bytes must hold two segments of {geometry.file_bytes} bytes, got {capacity_bytes}",
+                f"capacity_bytes must hold three segments of {geometry.file_bytes} bytes, got {capacity_bytes}",
                 param="capacity_bytes",
             )
         if len(identity.encode()) > MAX_TEXT_BYTES:
@@ -117,8 +119,9 @@ class DiskTier:
 
     def _geometry(self, capacity_bytes: int) -> Geometry:
         smallest = Geometry(block_bytes=self._block_bytes, num_slots=1).file_bytes
-        wanted = self._tuning.segment_bytes or min(max(64 * _MIB, capacity_bytes // 256), capacity_bytes // 8)
-        return fit(self._block_bytes, max(wanted, smallest))
+        wanted = max(16 * _MIB, capacity_bytes // _NUM_SEGMENTS, 4 * smallest)
+        segment_bytes = self._tuning.segment_bytes or min(wanted, capacity_bytes // 8)
+        return fit(self._block_bytes, max(segment_bytes, smallest))
 
     def _open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -137,7 +140,7 @@ class DiskTier:
                 queue_blocks=self._tuning.queue_blocks,
                 sequence=sequence,
             )
-            self._writer.collector.shrink()
+            self._writer.collector.settle_in()
             self._writer.start()
         except BaseException:
             self._release()
@@ -256,9 +259,7 @@ class DiskTier:
 
         The disk is told soon after; a crash in between may bring them back.
         """
-        gone = self._state.remove(names)
-        self._writer.wake()
-        return gone
+        return self._state.remove(names)
 
     def clear(self) -> Future[int]:
         """Removes everything at once; the future has how much that was when its files are deleted."""

@@ -1,17 +1,21 @@
 """Makes room in a disk tier's log: copies the live blocks of the emptiest segment on and deletes it. Writer's thread.
 
-When the copies would not fit either, the live blocks are dropped instead: a cache that is full loses something.
+That there is room for the copies is the log's doing. Where it is not so, after a change of capacity or a write that
+failed, the oldest segment is dropped with what lives in it: it is a cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tandem.kv.segment_log import runs
 from tandem.prefix_store.disk_files import aligned_memory
 from tandem.prefix_store.disk_format import PAGE, BlockPage, parse_block, payload_digest
 from tandem.prefix_store.disk_records import RecordWriter, Site
 from tandem.prefix_store.disk_state import DiskState, Located
+
+_GIVE_WAY_S = 0.05
+"""How long one batch of copies waits at most for a moment without reads."""
 
 
 class Collector:
@@ -23,23 +27,23 @@ class Collector:
         self._writer = writer
         self._memory: tuple[memoryview, memoryview] | None = None
 
-    def make_room(self) -> bool:
-        """Sees to it that the head has a free slot. False: every slot there may be is live. Raises OSError."""
+    def make_room(self) -> None:
+        """Sees to it that the head has a free slot. Raises OSError."""
         while True:
             self.retire_dead()
             with self._state.lock:
                 log = self._state.log
                 if log.head_room:
-                    return True
+                    return
                 opens = log.may_open(for_collection=False)
                 victim = None if opens else log.victim()
                 copies = victim is not None and log.can_copy(victim)
             if opens:
                 self._writer.open_head()
-            elif victim is None:
-                return False
+            elif victim is not None and copies:
+                self.collect(victim)
             else:
-                self.collect(victim) if copies else self.drop(victim)
+                self.drop_oldest()
 
     def retire_dead(self) -> None:
         """Deletes segments in which nothing lives any more."""
@@ -55,43 +59,41 @@ class Collector:
         for number in numbers:
             self._retire(number)
 
-    def shrink(self) -> None:
-        """Drops segments until what is left fits the capacity, which may be smaller than it was in an earlier run."""
+    def settle_in(self) -> None:
+        """Sees to it that there is room for a collection, where an earlier run left none.
+
+        It had more capacity, other segments, or was ended within a collection.
+        """
         while True:
+            self.retire_dead()
             with self._state.lock:
                 log = self._state.log
-                if log.used_bytes <= log.capacity_bytes:
+                if not log.segments or log.may_open(for_collection=True):
                     return
                 victim = log.victim()
-                number = log.segments[0] if victim is None else victim
-            self.drop(number)
+                copies = victim is not None and log.used_bytes <= log.capacity_bytes and log.can_copy(victim)
+            if victim is not None and copies:
+                self.collect(victim)
+            else:
+                self.drop_oldest()
 
-    def idle_victim(self) -> int | None:
-        """A segment that is mostly dead, when the next new segment would have to wait for a collection."""
-        with self._state.lock:
-            log = self._state.log
-            victim = None if log.may_open(for_collection=False) else log.victim()
-            if victim is None or victim == log.head or log.live_share(victim) > 0.5:
-                return None
-            return victim if log.can_copy(victim) else None
-
-    def collect(self, number: int, stop: Callable[[], bool] = lambda: False) -> None:
-        """Copies a segment's live blocks on and deletes it. `stop` is asked before each batch; the rest stays then."""
+    def collect(self, number: int) -> None:
+        """Copies a segment's live blocks on, one batch at a time, in the gaps between reads, and deletes it."""
         with self._state.lock:
             log = self._state.log
             places = {log.place(name): name for name in log.live(number)}
             order = [place for place in places if place is not None]
         for run in runs(order, self._writer.max_batch):
-            if stop():
-                return
+            self._state.give_way(_GIVE_WAY_S)
             names = {places[place] for place in order[run.start : run.start + run.length]}
             self._copy([block for block in self._located(number) if block.name in names])
         self._retire(number)
         self._state.count(segments_collected=1)
 
-    def drop(self, number: int) -> None:
+    def drop_oldest(self) -> None:
         """Forgets a segment's live blocks and deletes it."""
         with self._state.lock:
+            number = self._state.log.segments[0]
             names = self._state.log.live(number)
         self._state.count(evictions=len(self._state.remove(names)))
         self._retire(number)

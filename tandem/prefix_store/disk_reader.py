@@ -120,8 +120,9 @@ class DiskReader:
                         break
                     checked += 1
                     if not self._is_whole(block):
-                        damaged += 1
-                        removed += self._state.lose(block.name, block.place)
+                        num_lost = self._state.lose(block.name, block.place)
+                        damaged += num_lost > 0  # else it has gone meanwhile, or was copied on
+                        removed += num_lost
             finally:
                 self._state.let_go(located)
         return VerifyCounts(checked=checked, damaged=damaged, removed=removed)
@@ -176,4 +177,6 @@ class _Read:
 
     def _finish(self) -> None:
         self._state.let_go(self._located)
+        for memory in self._destinations:
+            memory.release()  # the caller may unmap it from here on
         self.done.set_result(next((i for i, good in enumerate(self._good) if not good), len(self._good)))

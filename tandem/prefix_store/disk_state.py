@@ -47,8 +47,9 @@ class DiskState:
         self.generation = 0
         """Grows with every `clear`: what was begun before is not put in after."""
         self.num_reads = 0
-        self.when_idle: Callable[[], None] = lambda: None
-        """Called, outside the lock, when the last read in flight is done."""
+        self.when_dead: Callable[[], None] = lambda: None
+        """Called, outside the lock, when slots have died that nobody was about to mark."""
+        self._no_reads = threading.Condition(self.lock)
         self._dead: list[Place] = []
         self._on_change = on_change
         self._events: deque[tuple[Names, Names]] = deque()
@@ -84,9 +85,18 @@ class DiskState:
             for block in located:
                 block.file.release()
             self.num_reads -= 1
-            idle = self.num_reads == 0
-        if idle:
-            self.when_idle()
+            if self.num_reads == 0:
+                self._no_reads.notify_all()
+
+    def give_way(self, timeout_s: float) -> None:
+        """Waits for a moment without reads, but no longer than `timeout_s`."""
+        with self._no_reads:
+            self._no_reads.wait_for(lambda: self.num_reads == 0, timeout_s)
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether slots are to be marked."""
+        return bool(self._dead)
 
     def admit(
         self,
@@ -131,6 +141,7 @@ class DiskState:
             self._forget(gone)
             self._events.append(((), gone))
         self._tell()
+        self.when_dead()
         return len(gone)
 
     def remove(self, names: Sequence[BlockHash]) -> Names:
@@ -140,6 +151,7 @@ class DiskState:
             self._forget(gone)
             self._events.append(((), gone))
         self._tell()
+        self.when_dead()
         return gone
 
     def clear(self) -> int:

@@ -1,4 +1,4 @@
-"""The one thread that changes a disk tier's files: stores what was put, marks what is gone, collects when idle.
+"""The one thread that changes a disk tier's files: stores what was put, marks what is gone, makes room.
 
 Puts wait in a queue of bounded length. One is stored batch by batch: room, payloads, pages, and only then names.
 """
@@ -22,6 +22,8 @@ from tandem.prefix_store.disk_stats import NotStored, Stored
 from tandem.types import BlockHash
 
 logger = logging.getLogger(__name__)
+
+_MAX_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +58,11 @@ class DiskWriter:
         self._sequence = sequence
         self._changed = threading.Condition()
         self._closed = False
-        self._is_idle_blocked = False
-        """After a collection that failed, until the next job."""
         self._thread = threading.Thread(target=self._run, name="disk-writer", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
-        self._state.when_idle = self.wake
+        self._state.when_dead = self.wake
         self._thread.start()
 
     @property
@@ -95,7 +95,7 @@ class DiskWriter:
         job.done.set_result(job.count)
 
     def wake(self) -> None:
-        """Something has changed that idle work may have waited for."""
+        """Slots have died that are to be marked."""
         with self._changed:
             self._changed.notify()
 
@@ -105,21 +105,25 @@ class DiskWriter:
             self._closed = True
             self._changed.notify()
         self._thread.join()
+        self._records.close()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or bool(self._queue) or self._is_idle_work_due())
-                if self._closed and not self._queue:
-                    return
-                job = self._queue.popleft() if self._queue else None
-                self._is_idle_blocked &= job is None
-            if isinstance(job, Put):
-                self._guarded(partial(self._put, job), job.done)
-            elif isinstance(job, Clear):
-                self._guarded(partial(self._clear, job), job.done)
-            else:
-                self._collect_idly()
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Waits for something to do and does it; False after the last. Keeps nothing of it when it returns."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._queue) or self._state.has_dead)
+            job = self._queue.popleft() if self._queue else None
+            is_last = self._closed and job is None
+        if isinstance(job, Put):
+            self._guarded(partial(self._put, job), job.done)
+        elif isinstance(job, Clear):
+            self._guarded(partial(self._clear, job), job.done)
+        else:
+            self._tidy()
+        return not is_last
 
     def _guarded(self, work: Callable[[], None], done: Future[int]) -> None:
         """Whoever waits for a job hears of a fault of ours; the thread goes on."""
@@ -148,21 +152,31 @@ class DiskWriter:
             num_stored = self._state.directory.match(job.names)
         if num_stored < len(job.names) and why is not NotStored.QUEUE_FULL:
             self._state.count(not_stored=len(job.names) - num_stored)
+        for payload in job.payloads:
+            payload.release()  # the caller may unmap it from here on
         job.done.set_result(Stored(num_stored, why if num_stored < len(job.names) else None))
 
     def _store(self, job: Put) -> NotStored | None:
+        """Stores what is missing; again from its beginning where that has gone meanwhile."""
+        why: NotStored | None = NotStored.CLEARED
+        for _ in range(_MAX_TRIES):
+            if why is not NotStored.CLEARED or job.generation != self._state.generation:
+                break
+            why = self._store_once(job)
+        return why
+
+    def _store_once(self, job: Put) -> NotStored | None:
         with self._state.lock:
             end = self._state.directory.match(job.names)
         while end < len(job.names):
-            if self._closed or job.generation != self._state.generation:
-                return NotStored.CLOSED if self._closed else NotStored.CLEARED
-            if not self.collector.make_room():
-                return NotStored.NO_ROOM
+            if self._closed:
+                return NotStored.CLOSED
+            self.collector.make_room()
             num_written, num_admitted = self._store_batch(job, end)
-            with self._state.lock:
-                is_broken = self._state.directory.match(job.names) < end
             if num_admitted < num_written:
-                return NotStored.CLEARED if is_broken else NotStored.NO_ROOM
+                with self._state.lock:
+                    is_broken = self._state.directory.match(job.names) < end + num_admitted
+                return NotStored.CLEARED if is_broken or job.generation != self._state.generation else NotStored.NO_ROOM
             end += num_admitted
         return None
 
@@ -213,19 +227,3 @@ class DiskWriter:
         except OSError as exc:
             self._state.count(write_errors=1)
             logger.warning("slots of blocks that are gone were not marked: %s", exc)
-
-    def _is_idle_work_due(self) -> bool:
-        return not self._is_idle_blocked and self._state.num_reads == 0 and self.collector.idle_victim() is not None
-
-    def _collect_idly(self) -> None:
-        """One collection that gives way to readers and puts."""
-        victim = self.collector.idle_victim()
-        if victim is None:
-            return
-        try:
-            self.collector.collect(victim, lambda: bool(self._queue) or self._closed or self._state.num_reads > 0)
-        except OSError as exc:
-            self._state.count(write_errors=1)
-            self._is_idle_blocked = True
-            logger.warning("a segment was not collected: %s", exc)
-        self._tidy()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tandem.kv.eviction import EvictionPolicy, Lrfu, Lru
-from tandem.kv.prefix_directory import PrefixDirectory
+from tandem.kv.prefix_directory import PrefixDirectory, SavedBlock
 from tandem.types import BlockHash
 
 
@@ -82,6 +84,79 @@ def test_a_damaged_block_goes_with_all_that_is_reached_through_it() -> None:
     assert directory.match(names("abc")) == 1
     assert directory.remove(name("ab")) == ()
     directory.check_invariants()
+
+
+def test_several_damaged_blocks_go_together() -> None:
+    directory = filled(10, "abc", "abd", "x", "y")
+    gone = directory.remove(name("abc"), name("ab"), name("x"), name("no"))
+    assert set(gone) == {name("ab"), name("abc"), name("abd"), name("x")}
+    assert set(directory.names()) == {name("a"), name("y")}
+    directory.check_invariants()
+
+
+def test_a_cleared_directory_is_empty_and_keeps_its_clock() -> None:
+    directory = filled(10, "abc", "x")
+    directory.pin(name("abc"))
+    clock = directory.clock
+    assert set(directory.clear()) == {*names("abc"), *names("x")}
+    assert (len(directory), directory.clock) == (0, clock)
+    directory.insert(names("xy"))
+    directory.check_invariants()
+
+
+def test_names_come_parents_first_and_pins_are_known() -> None:
+    directory = filled(10, "abc", "x", "abd")
+    assert directory.names() == (*names("abc"), name("x"), name("abd"))
+    directory.pin(name("ab"))
+    assert [directory.num_pins(n) for n in names("abcx")] == [0, 1, 0, 0]
+
+
+def saved(text: str, clock: int, **changes: Any) -> SavedBlock:
+    """The last block of a text."""
+    parent = name(text[:-1]) if text[1:] else None
+    return SavedBlock(**{"name": name(text), "parent": parent, "tenant": "", "clock": clock, **changes})
+
+
+def test_restored_blocks_go_on_being_evicted_as_if_nothing_had_happened() -> None:
+    directory = filled(6, "abc", "x", "y", policy=Lrfu(half_life=0.5))
+    directory.use(names("x"))
+    back = PrefixDirectory(6, Lrfu(half_life=0.5))
+    priorities = directory.priorities()
+    blocks = [saved(text, 0, priority=priorities[name(text)]) for text in ("y", "abc", "a", "x", "ab")]
+    back.restore(blocks, clock=directory.clock)
+    back.check_invariants()
+    for text in ("12", "3", "x", "4"):
+        assert back.insert(names(text)) == directory.insert(names(text))
+
+
+def test_without_priorities_restored_blocks_are_as_old_as_their_clocks_say() -> None:
+    back = PrefixDirectory(3, Lru())
+    back.restore([saved("a", 5), saved("b", 2), saved("c", 9)], clock=10)
+    assert back.clock == 10
+    assert back.insert(names("d")).evicted == (name("b"),)
+    assert back.insert(names("e")).evicted == (name("a"),)
+
+
+def test_a_restored_block_without_a_way_to_its_root_is_left_out() -> None:
+    back = PrefixDirectory(9, Lru())
+    back.restore([saved("a", 1), saved("abc", 3), saved("abcd", 4), saved("xy", 2)], clock=4)
+    assert back.names() == (name("a"),)
+    back.check_invariants()
+
+
+def test_too_many_restored_blocks_make_room_leaves_first() -> None:
+    back = PrefixDirectory(2, Lru())
+    back.restore([saved("a", 1), saved("ab", 2), saved("x", 3)], clock=4)
+    assert set(back.names()) == {name("a"), name("x")}
+    back.check_invariants()
+
+
+def test_a_quota_that_shrank_is_kept_even_where_a_tenants_blocks_are_below_by_others() -> None:
+    back = PrefixDirectory(9, Lru(), quotas={"t": 1})
+    blocks = [saved("a", 1, tenant="t"), saved("ab", 2, tenant="t"), saved("abc", 3), saved("x", 4)]
+    back.restore(blocks, clock=4)
+    assert set(back.names()) == {name("a"), name("x")}
+    back.check_invariants()
 
 
 def test_without_room_for_anything_nothing_is_admitted() -> None:
@@ -158,6 +233,20 @@ class Directories(RuleBasedStateMachine):
         gone = set(self.directory.remove(data.draw(st.sampled_from(sorted(self.present)))))
         self.present -= gone
         self.pins = [pinned for pinned in self.pins if pinned not in gone]
+
+    @rule()
+    def restart(self) -> None:
+        parents = {n: BlockHash(n[:-1]) if n[1:] else None for n in self.present}
+        tenants = {n: self.directory._blocks[n].tenant for n in self.present}
+        priorities = self.directory.priorities()
+        blocks = [
+            SavedBlock(name=n, parent=parents[n], tenant=tenants[n], clock=0, priority=priorities[n])
+            for n in sorted(self.present)
+        ]
+        fresh = PrefixDirectory(self.directory.capacity, self.directory.policy, quotas=self.directory.quotas)
+        fresh.restore(blocks, clock=self.directory.clock)
+        assert fresh.priorities() == priorities
+        self.directory, self.pins = fresh, []
 
     @invariant()
     def is_sound(self) -> None:
