@@ -49,14 +49,10 @@ def store_settings(config: ClusterConfig, *, redis_url: str, node: str, host: st
 
 
 class StoreActor:
-    """`settings`: config (mapping), redis_url, host. The constructor only starts the thread; `ready` waits."""
+    """`settings`: config, redis_url, store_node, host. The constructor only starts the thread; `ready` waits."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        import ray
-
         self._settings = settings
-        self._node = ray.get_runtime_context().get_node_id()
-        self._address = settings["host"] or str(ray.util.get_node_ip_address())
         self._loop = asyncio.new_event_loop()
         self._host: StoreHost | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="store-loop", daemon=True)
@@ -69,7 +65,11 @@ class StoreActor:
     async def _start(self) -> dict[str, Any]:
         config = from_mapping(self._settings["config"])
         settings = await asyncio.to_thread(
-            store_settings, config, redis_url=self._settings["redis_url"], node=self._node, host=self._address
+            store_settings,
+            config,
+            redis_url=self._settings["redis_url"],
+            node=self._settings["store_node"],
+            host=self._settings["host"],
         )
         self._host = StoreHost(settings, load_key(config))
         return asdict(await self._host.start())
@@ -77,6 +77,10 @@ class StoreActor:
     def ready(self) -> dict[str, Any]:
         """Blocks until it serves: its record. Raises what the start raised."""
         return self._started.result()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Nothing to wait for: workers go on without it."""
+        return True
 
     def stop(self) -> None:
         """Deregisters, waits for writes to disk, frees everything."""

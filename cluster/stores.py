@@ -13,10 +13,12 @@ from typing import Any
 
 from cluster.placement import RESOURCE
 from cluster.ray_client import RayClient
+from cluster.ray_worker import RayWorker
 from tandem.errors import TandemError
 
 logger = logging.getLogger(__name__)
 
+STORE_CLASS = "cluster.store_actor:StoreActor"
 PREFIX = "store-"
 _PERIOD_S = 2.0
 _STOP_S = 10.0
@@ -86,16 +88,14 @@ def _create(node: str, settings: dict[str, Any]) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from cluster.store_actor import StoreActor
-
-    ray.remote(StoreActor).options(
+    ray.remote(RayWorker).options(
         name=PREFIX + node,
         lifetime="detached",
         num_cpus=0,
         max_restarts=-1,
         max_concurrency=4,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-    ).remote(settings)
+    ).remote(STORE_CLASS, {**settings, "cores": []})
 
 
 def _kill(name: str) -> None:

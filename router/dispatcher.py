@@ -19,6 +19,7 @@ from router.dispatch import Dispatch, DispatchResult, ServedModel, Step
 from router.lifecycle import Action, Emit, Fail, Leg, OpenPrefill, RequestLifecycle, StopChoice
 from router.naming import PromptNames
 from router.policy import Route, num_decode_blocks, route
+from router.prefix_hits import PrefixHits
 from router.retry import RetryState
 from router.tracker import WorkerTracker
 from router.view import ClusterView, WorkerView
@@ -109,10 +110,11 @@ class LegDispatch:
         await cancel_all(self._tasks | self._stopping)
 
     def _charge(self, to: Route) -> None:
-        num_tokens = len(self._request.prompt_token_ids)
+        num_tokens = len(self._request.prompt_token_ids) - to.num_cached_tokens
+        self._tracker.metrics.predicted_tokens.inc(to.num_cached_tokens)
         self._discharge["prefill"] = self._tracker.charge(to.prefill.worker_id, num_tokens=num_tokens)
         if to.decode is not None:
-            num_blocks = num_decode_blocks(self._request, to.decode.block_size)
+            num_blocks = num_decode_blocks(self._request, to.decode.block_size, num_held=to.num_held_blocks)
             self._discharge["decode"] = self._tracker.charge(to.decode.worker_id, num_blocks=num_blocks)
 
     # --- legs
@@ -230,10 +232,13 @@ async def _ignore_lost(call: Awaitable[worker_pb2.AbortResponse]) -> None:
 class RetryingDispatch:
     """A `Dispatch`: attempts on one route after another until one gives output. Made by `WorkerDispatcher.dispatch`."""
 
-    def __init__(self, request: Request, *, tracker: WorkerTracker, running: set[LegDispatch]) -> None:
+    def __init__(
+        self, request: Request, *, tracker: WorkerTracker, running: set[LegDispatch], hits: PrefixHits | None
+    ) -> None:
         self._request = request
         self._tracker = tracker
         self._running = running
+        self._hits = hits
         self._retries = RetryState()
         self._names = PromptNames(request.prompt_token_ids, salt=request.cache_salt)
         self._attempt = self._start(request, tracker.view())
@@ -268,8 +273,11 @@ class RetryingDispatch:
         return self._start(request, view)
 
     def _start(self, request: Request, view: ClusterView) -> LegDispatch:
+        if self._hits is not None:
+            view = replace(view, cached=self._hits.of(self._names, view.workers))
         to = route(view, request, time.monotonic())
-        request = replace(request, prefix=self._names.of(to.prefill.fingerprint, to.prefill.block_size))
+        if self._hits is not None:
+            request = replace(request, prefix=self._names.of(to.prefill.fingerprint, to.prefill.block_size))
         attempt = LegDispatch(request, to, self._tracker)
         self._running.add(attempt)
         attempt.on_over = lambda: self._running.discard(attempt)
@@ -301,9 +309,18 @@ class WorkerDispatcher:
         key: ClusterKey,
         on_change: Callable[[], None],
         metrics: RouterMetrics | None = None,
+        hits: PrefixHits | None = None,
     ) -> None:
-        self.tracker = WorkerTracker(registry, key=key, on_change=on_change, metrics=metrics)
+        """Without `hits` prompts are not named: nothing of them is found or kept."""
+        self.tracker = WorkerTracker(registry, key=key, on_change=self._changed, metrics=metrics)
+        self._on_change = on_change
+        self._hits = hits
         self._running: set[LegDispatch] = set()
+
+    def _changed(self) -> None:
+        if self._hits is not None:
+            self._hits.follow(self.tracker.view().workers)
+        self._on_change()
 
     async def start(self) -> None:
         """Starts to follow the registry."""
@@ -316,7 +333,7 @@ class WorkerDispatcher:
 
     def dispatch(self, request: Request) -> Dispatch:
         """Routes and starts a request. Raises WorkerUnavailable when nobody can take it."""
-        return RetryingDispatch(request, tracker=self.tracker, running=self._running)
+        return RetryingDispatch(request, tracker=self.tracker, running=self._running, hits=self._hits)
 
     def model(self) -> ServedModel | None:
         """The model of the ready pairs; None without one."""

@@ -20,11 +20,13 @@ from router.app import RunningRouter, serve
 from router.dispatch import ServedModel
 from router.dispatcher import WorkerDispatcher
 from router.grpc_service import SERVICE_NAMES
+from router.prefix_hits import PrefixHits
 from tandem.config import ClusterConfig
 from tandem.key_source import load_key
 from tandem.model.files import resolve_model
 from tandem.observability.metrics import RouterMetrics
 from tandem.pool_state import PoolState
+from tandem.prefix_store.follow import PrefixIndexFollower
 from tandem.registry import Registry
 from tandem.rpc.health_port import HealthPort, start_health_port
 from tandem.tasks import cancel_all
@@ -73,10 +75,10 @@ async def run_router(config: ClusterConfig, *, redis_url: str, events: RouterEve
     registry = Registry(redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
     state = PoolState(redis_url, cluster=config.cluster)
     metrics = RouterMetrics()
-    dispatcher = WorkerDispatcher(
-        registry, key=key, on_change=lambda: _note(dispatcher, serving), metrics=metrics
-    )
-    async with _health_port(config) as health:
+    async with _health_port(config) as health, _prefix_hits(config, redis_url) as hits:
+        dispatcher = WorkerDispatcher(
+            registry, key=key, on_change=lambda: _note(dispatcher, serving), metrics=metrics, hits=hits
+        )
         await dispatcher.start()
         try:
             files = await asyncio.to_thread(resolve_model, config.model.source)
@@ -99,6 +101,20 @@ async def run_router(config: ClusterConfig, *, redis_url: str, events: RouterEve
 def _note(dispatcher: WorkerDispatcher, serving: asyncio.Event) -> None:
     if dispatcher.ready():
         serving.set()
+
+
+@contextlib.asynccontextmanager
+async def _prefix_hits(config: ClusterConfig, redis_url: str) -> AsyncIterator[PrefixHits | None]:
+    """Follows what workers and stores announce, while prefixes are kept at all."""
+    if not config.prefix_store.enabled:
+        yield None
+        return
+    follower = PrefixIndexFollower(redis_url, cluster=config.cluster)
+    follower.start()
+    try:
+        yield PrefixHits(follower)
+    finally:
+        await follower.close()
 
 
 @contextlib.asynccontextmanager

@@ -164,6 +164,7 @@ class WorkerTracker:
             fingerprint=record.fingerprint,
             transport=record.transport,
             node=record.node,
+            store_node=record.store_node,
             model=record.model,
             max_context_tokens=record.max_context_tokens,
             model_context_tokens=record.model_context_tokens,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from tandem.types import Epoch, Role, WorkerId
 
@@ -34,6 +35,25 @@ class WorkerView:
     """Requests of this router on the worker."""
     model_context_tokens: int = 0
     """What the model itself could take; 0 where that is not known."""
+    store_node: str = ""
+    """The node whose prefix store it uses."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedPrefix:
+    """How many leading blocks of a prompt a worker can have without computing them; counts include those before."""
+
+    device: int = 0
+    """In its own memory."""
+    host: int = 0
+    """With its node's memory."""
+    disk: int = 0
+    """With its node's disk."""
+    remote: int = 0
+    """With other nodes' memory."""
+
+
+NOTHING_CACHED = CachedPrefix()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +61,8 @@ class ClusterView:
     """All workers that may be given requests."""
 
     workers: tuple[WorkerView, ...]
+    cached: Mapping[WorkerId, CachedPrefix] = field(default_factory=dict)
+    """What is cached of the prompt at hand."""
     bad_workers: frozenset[WorkerId] = frozenset()
     bad_pairs: frozenset[tuple[WorkerId, WorkerId]] = frozenset()
     """What the request at hand has already failed on."""
@@ -50,6 +72,10 @@ class ClusterView:
     ) -> ClusterView:
         """The same cluster for a request that has already failed on these."""
         return replace(self, bad_workers=workers, bad_pairs=pairs)
+
+    def cached_at(self, worker_id: WorkerId) -> CachedPrefix:
+        """What a worker has of the prompt at hand."""
+        return self.cached.get(worker_id, NOTHING_CACHED)
 
     def pairs(self) -> list[tuple[WorkerView, WorkerView]]:
         """(prefill, decode) pairs that may exchange KV: same model, same layout, a transport that joins them."""

@@ -62,6 +62,8 @@ class WorkerRecord:
     metrics_url: str = ""
     generation: int = 0
     node: str = ""
+    store_node: str = ""
+    """The node whose prefix store the worker uses."""
     state: WorkerState = "ready"
     load: WorkerLoad = WorkerLoad()
 

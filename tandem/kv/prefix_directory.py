@@ -57,7 +57,7 @@ class PrefixDirectory:
     policy: EvictionPolicy
     quotas: Mapping[str, int] = field(default_factory=dict)
     tenant_share: float = 1.0
-    """Of the capacity: the quota of tenants that have none of their own. The tenant without a name is not held to it."""
+    """Of the capacity: the quota of tenants without one of their own, but for the one without a name."""
     _num_events: int = 0
     """Blocks admitted and calls of `use` so far: the clock."""
     _blocks: dict[BlockHash, _Block] = field(default_factory=dict)

@@ -63,6 +63,11 @@ class RouterMetrics(MetricSet):
             "Prompt tokens whose KV was reused and not computed.",
             unit="tokens",
         )
+        self.predicted_tokens = self.counter(
+            "tandem_router_predicted_cached_prompt_tokens_total",
+            "Prompt tokens that routing expected to be reused; compare with the cached ones.",
+            unit="tokens",
+        )
         self.completion_tokens = self.counter(
             "tandem_router_completion_tokens_total", "Output tokens received from workers.", unit="tokens"
         )

@@ -55,6 +55,8 @@ class StoreClient:
     def __init__(self, locate: Locate, *, key: ClusterKey, identity: ClientIdentity, timeout_s: float) -> None:
         self.num_failures = 0
         """Calls that the store did not answer."""
+        self.on_attached: Callable[[], None] = lambda: None
+        """Called whenever the store is there, for the first time or again: it may have nothing."""
         self._locate = locate
         self._identity = identity
         self._timeout_s = timeout_s
@@ -269,6 +271,7 @@ class StoreClient:
         self._refusal = None
         self._session = session
         self._attached.set()
+        self.on_attached()
         try:
             return await session.serve()
         finally:

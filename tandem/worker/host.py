@@ -210,6 +210,7 @@ class WorkerHost:
             pid=os.getpid(),
             generation=settings.generation,
             node=settings.node,
+            store_node=settings.store_node,
             metrics_url=worker.metrics_url,
             load=worker.load(),
         )

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -78,6 +78,8 @@ class WriteBack:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="write-back")
         self._task = asyncio.create_task(self._run())
+        if self.client is not None:
+            self.client.on_attached = self._write_anew
 
     async def close(self) -> None:
         """Ends what is under way. Idempotent."""
@@ -91,6 +93,14 @@ class WriteBack:
         if self._loop is not None and not self._is_told:
             self._is_told = True
             self._loop.call_soon_threadsafe(self._event.set)
+
+    def _write_anew(self) -> None:
+        """The store may have nothing of what is here."""
+        self._seen.clear()
+        if self.settings.policy == "through":
+            with self.lock:
+                self._want(self.pool.names())
+        self.changed()
 
     @property
     def is_idle(self) -> bool:
@@ -119,7 +129,10 @@ class WriteBack:
         for name in changes.removed:
             self._waiting.pop(name, None)
             self._seen.discard(name)
-        for name in changes.added if self.settings.policy == "through" else ahead:
+        self._want(changes.added if self.settings.policy == "through" else ahead)
+
+    def _want(self, names: Iterable[BlockHash]) -> None:
+        for name in names:
             if name in self._seen:
                 continue
             self._seen.add(name)

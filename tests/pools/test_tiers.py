@@ -113,6 +113,24 @@ def test_the_workers_go_on_without_their_store(redis_url: str) -> None:
     run(test)
 
 
+def test_a_store_that_comes_later_is_given_what_is_here(redis_url: str) -> None:
+    async def test() -> None:
+        address = ""
+
+        async def locate() -> str:
+            return address
+
+        options = PairOptions(make_executor=HashExecutor, store=locate)
+        async with running_pair(Path("hash"), options) as pair:
+            await pair.run(PROMPT, max_tokens=3)
+            await until(pair.is_empty)
+            async with node(redis_url) as host:
+                address = host.record.address
+                await written(pair, host, NUM_USABLE)
+
+    run(test)
+
+
 def test_kv_that_was_lent_to_another_meanwhile_is_not_used(redis_url: str) -> None:
     async def test() -> None:
         async with node(redis_url) as host:
