@@ -73,6 +73,11 @@ class Controller:
         """Whether this controller holds the lease and the cluster is not being ended."""
         return self._acting and not self._ending
 
+    @property
+    def has_ended_workers(self) -> bool:
+        """Whether the cluster is over: `end_workers` has taken the last one away."""
+        return self._is_empty.is_set()
+
     # --- life
 
     async def run(self) -> None:

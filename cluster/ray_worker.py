@@ -37,9 +37,16 @@ def settled_here(settings: dict[str, Any]) -> dict[str, Any]:
     return {
         **settings,
         "node": node,
+        "store_node": _node_id(),
         "host": settings["host"] or _node_address(),
         "cores": settings["cores"] if here else [],
     }
+
+
+def _node_id() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def _node_address() -> str:

@@ -28,6 +28,7 @@ from cluster.process_settings import ProcessSettings
 from cluster.processes import usable_cores
 from cluster.ray_client import RayClient
 from cluster.sizes_file import SizesFile, read_sizes
+from cluster.stores import NodeStores
 from tandem.config import split_labels, to_mapping
 from tandem.errors import TandemError
 from tandem.observability.logging import setup_logging
@@ -143,7 +144,7 @@ async def run(settings: ProcessSettings, events: ControllerEvents) -> None:
     events.note(f"controller: metrics at {metrics.url}")
     running = asyncio.create_task(controller.run(), name="controller")
     try:
-        async with _following(settings, controller, state, events):
+        async with _following(settings, controller, state, events), _keeping_stores(settings, controller, ray, events):
             await _until_asked(controller, running, asked, drain_timeout_s=config.drain_timeout_s)
     finally:
         controller.stop()
@@ -152,6 +153,29 @@ async def run(settings: ProcessSettings, events: ControllerEvents) -> None:
         await ray.close()
         await state.close()
         await registry.close()
+
+
+@contextlib.asynccontextmanager
+async def _keeping_stores(
+    settings: ProcessSettings, controller: Controller, ray: RayClient, events: ControllerEvents
+) -> AsyncIterator[None]:
+    """Each node's prefix store, if there are to be any. They end with the cluster, not with this controller."""
+    if not settings.config.prefix_store.host_bytes:
+        yield
+        return
+    values = {
+        "config": to_mapping(settings.config),
+        "redis_url": settings.redis_url,
+        "host": settings.worker_host,
+    }
+    stores = NodeStores(ray, settings=values, note=events.note)
+    task = asyncio.create_task(stores.keep(lambda: controller.is_acting), name="prefix stores")
+    try:
+        yield
+    finally:
+        await cancel_all([task])
+        if controller.has_ended_workers:
+            await stores.end()
 
 
 @contextlib.asynccontextmanager

@@ -94,6 +94,7 @@ class StoreHost:
                 slab,
                 policy=Lrfu(),
                 quotas=settings.tenant_quotas,
+                tenant_share=settings.tenant_share,
                 on_change=lambda added, removed: announcer.changed(Tier.HOST, added, removed),
             ),
             disk=await self._disk(announcer),
@@ -141,6 +142,7 @@ class StoreHost:
                 capacity_bytes=settings.disk_bytes,
                 identity=settings.store.fingerprint,
                 quotas=settings.tenant_quotas,
+                tenant_share=settings.tenant_share,
                 on_change=changed,
             )
 

@@ -28,6 +28,8 @@ class StoreHostSettings:
     """Where blocks outlive the process; empty goes without a disk tier. No other store may use it."""
     disk_bytes: int = 0
     """What the disk tier's files may take together."""
+    tenant_share: float = 1.0
+    """Of each tier: what a tenant without a quota of its own may hold."""
     tenant_quotas: Mapping[str, int] = field(default_factory=dict)
     """Blocks that a tenant may hold in each tier; others share what there is."""
 

@@ -31,9 +31,9 @@ from tandem.model.choice import Choice, check_token_ids, dead_end, make_choices
 from tandem.model.executor import Executor, SliceOutput
 from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import PrefillMetrics
+from tandem.prefix_store.holdings import Loan
 from tandem.rpc.channels import Channels
 from tandem.rpc.convert import check_prefix, first_token_to_proto
-from tandem.prefix_store.holdings import Loan
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tandem.secret import ClusterKey
 from tandem.tasks import cancel_all

@@ -172,7 +172,8 @@ class PrefixStoreConfig:
         _require(self.host_bytes >= 0, f"{name}.host_bytes", self.host_bytes, "0 or more")
         _require(self.disk_bytes >= 0, f"{name}.disk_bytes", self.disk_bytes, "0 or more")
         _require(0 < self.tenant_share <= 1, f"{name}.tenant_share", self.tenant_share, "more than 0 and at most 1")
-        _require(self.enabled or not self.host_bytes, f"{name}.host_bytes", self.host_bytes, f"0 without {name}.enabled")
+        is_off = not self.enabled and self.host_bytes > 0
+        _require(not is_off, f"{name}.host_bytes", self.host_bytes, f"0 without {name}.enabled")
         has_host = self.host_bytes > 0 or not self.disk_bytes
         _require(has_host, f"{name}.disk_bytes", self.disk_bytes, f"0 without {name}.host_bytes")
         both = bool(self.disk_bytes) == bool(self.disk_path)

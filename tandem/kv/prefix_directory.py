@@ -56,6 +56,8 @@ class PrefixDirectory:
     capacity: int
     policy: EvictionPolicy
     quotas: Mapping[str, int] = field(default_factory=dict)
+    tenant_share: float = 1.0
+    """Of the capacity: the quota of tenants that have none of their own. The tenant without a name is not held to it."""
     _num_events: int = 0
     """Blocks admitted and calls of `use` so far: the clock."""
     _blocks: dict[BlockHash, _Block] = field(default_factory=dict)
@@ -217,8 +219,9 @@ class PrefixDirectory:
         self._enter(_Block(saved.name, saved.parent, saved.tenant, priority, depth))
 
     def _trim(self) -> None:
-        for tenant, quota in self.quotas.items():
-            while self._usage.get(tenant, 0) > quota:
+        for tenant in tuple(self._usage):
+            quota = self._quota_of(tenant)
+            while quota is not None and self._usage.get(tenant, 0) > quota:
                 self._drop_one(tenant)
         while len(self._blocks) > self.capacity:
             self._drop_one(None)
@@ -234,11 +237,16 @@ class PrefixDirectory:
     def _now(self) -> float:
         return self._num_events / max(1, self.capacity)
 
+    def _quota_of(self, tenant: str) -> int | None:
+        """None: as much as there is."""
+        share = max(1, int(self.tenant_share * self.capacity)) if tenant and self.tenant_share < 1 else None
+        return self.quotas.get(tenant, share)
+
     def _make_room(
         self, tenant: str, path: frozenset[BlockHash], parent: BlockHash | None
     ) -> tuple[BlockHash, ...] | None:
         """The name that was evicted, nothing when there was room, None when there is none to be had."""
-        quota = self.quotas.get(tenant)
+        quota = self._quota_of(tenant)
         over_quota = quota is not None and self._usage.get(tenant, 0) >= quota
         if not over_quota and len(self._blocks) < self.capacity:
             return ()
@@ -307,7 +315,9 @@ class PrefixDirectory:
                 assert self._blocks[block.parent].depth == block.depth - 1
                 children[block.parent] = children.get(block.parent, 0) + 1
         assert usage == self._usage
-        assert all(usage[tenant] <= quota for tenant, quota in self.quotas.items() if tenant in usage)
+        for tenant, count in usage.items():
+            quota = self._quota_of(tenant)
+            assert quota is None or count <= quota
         current = {(priority, name) for priority, _, name in self._leaves}
         for block in self._blocks.values():
             assert block.num_children == children.get(block.name, 0)

@@ -84,6 +84,7 @@ class DiskTier:
         identity: str = "",
         policy: EvictionPolicy | None = None,
         quotas: Mapping[str, int] | None = None,
+        tenant_share: float = 1.0,
         on_change: OnChange = _ignore,
         tuning: DiskTuning | None = None,
         files: Files | None = None,
@@ -91,7 +92,8 @@ class DiskTier:
         """Opens the directory and finds what it holds; `names()` says what that is, `on_change` only what follows.
 
         `identity` names what the blocks are KV of. `capacity_bytes` bounds the segments' files, garbage included;
-        seven eighths of all but one of them can be live. `quotas` are in blocks, by tenant.
+        seven eighths of all but one of them can be live. `quotas` are in blocks, by tenant;
+        `tenant_share` of all is any other tenant's.
         Raises DirectoryInUse, ForeignDirectory (another identity or size), StoreError (it cannot be used at all),
         ConfigError (the capacity is too small).
         """
@@ -108,7 +110,9 @@ class DiskTier:
             )
         if len(identity.encode()) > MAX_TEXT_BYTES:
             raise ConfigError(f"identity must have {MAX_TEXT_BYTES} bytes or fewer", param="identity")
-        names = PrefixDirectory(log.max_live, policy or Lrfu(), quotas=dict(quotas or {}))
+        names = PrefixDirectory(
+            log.max_live, policy or Lrfu(), quotas=dict(quotas or {}), tenant_share=tenant_share
+        )
         self._state = DiskState(names, log, on_change)
         self._site = Site(directory=self._directory, identity=identity, geometry=geometry, files=self._files)
         self._closed = False

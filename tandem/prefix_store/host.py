@@ -41,7 +41,7 @@ class _Entry:
 
 
 class HostTier:
-    """`slab.num_slots` blocks; `quotas` are blocks a tenant may hold, others share what there is."""
+    """`slab.num_slots` blocks; `quotas` are blocks a tenant may hold, `tenant_share` what any other one may."""
 
     def __init__(
         self,
@@ -49,12 +49,13 @@ class HostTier:
         *,
         policy: EvictionPolicy,
         quotas: Mapping[str, int] | None = None,
+        tenant_share: float = 1.0,
         on_change: OnChange = lambda added, removed: None,
     ) -> None:
         self.slab = slab
         self.num_evictions = 0
         self._on_change = on_change
-        self._directory = PrefixDirectory(slab.num_slots, policy, quotas=dict(quotas or {}))
+        self._directory = PrefixDirectory(slab.num_slots, policy, quotas=dict(quotas or {}), tenant_share=tenant_share)
         self._entries: dict[BlockHash, _Entry] = {}
         self._by_slot: dict[int, _Entry] = {}
         self._readers: dict[int, int] = {}

@@ -51,7 +51,6 @@ async def open_tiers(settings: WorkerSettings, epoch: Epoch, layout: KvLayout, *
         ),
         owner=settings.worker_id,
         epoch=epoch,
-        tiers=("device",),
     )
     announcer.start()
     if not config.prefix_store.host_bytes:

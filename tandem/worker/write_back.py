@@ -54,7 +54,7 @@ class WriteBackSettings:
 
 @dataclass(kw_only=True, slots=True)
 class WriteBack:
-    """Event loop only, but for `changed`. `lock` guards `pool`; `on_released` is called when held blocks are free again."""
+    """Event loop only, but for `changed`. `lock` guards `pool`; `on_released`: held blocks are free again."""
 
     pool: PrefixPool
     lock: threading.Condition

@@ -103,13 +103,12 @@ def test_what_the_workers_had_to_evict_comes_back(redis_url: str, policy: WriteP
 
 def test_the_workers_go_on_without_their_store(redis_url: str) -> None:
     async def test() -> None:
-        async with node(redis_url) as host:
-            async with running_pair(Path("hash"), beside(host)) as pair:
-                assert await pair.run(PROMPT, max_tokens=3) == expected(PROMPT, 3)
-                await host.stop()
-                other = make_prompt(90, 1)
-                assert await pair.run(other, max_tokens=3) == expected(other, 3)
-                assert await pair.run(PROMPT, max_tokens=3) == expected(PROMPT, 3)
+        async with node(redis_url) as host, running_pair(Path("hash"), beside(host)) as pair:
+            assert await pair.run(PROMPT, max_tokens=3) == expected(PROMPT, 3)
+            await host.stop()
+            other = make_prompt(90, 1)
+            assert await pair.run(other, max_tokens=3) == expected(other, 3)
+            assert await pair.run(PROMPT, max_tokens=3) == expected(PROMPT, 3)
 
     run(test)
 
