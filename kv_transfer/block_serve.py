@@ -58,8 +58,8 @@ class PeerServicer(store_pb2_grpc.PrefixStorePeerServicer):
             fetch = self._checked(request)
             if self._num_sending >= MAX_SENDING:
                 raise Overloaded("this store sends to as many others as it may")
-            self._num_sending += 1
             held = self._store.host.borrow(unpack_names(fetch.names))
+            self._num_sending += 1
             try:
                 num_sent = await self._send(fetch, held[fetch.first :]) if len(held) > fetch.first else 0
             finally:
