@@ -24,7 +24,9 @@ MOST_PROMPT_CHARS = 2000
 _TEXT = "Once upon a time a cluster had two pools, and what the one had computed moved to the other. "
 
 
-async def check_cluster(access: Access, *, required: Way | None, timeout_s: float, say: Callable[[str], None]) -> None:
+async def check_cluster(
+    access: Access, *, required: Way | None, timeout_s: float, say: Callable[[str], None]
+) -> None:
     """Raises TandemError at the first step that fails."""
     async with Client(access) as client:
         await patiently(lambda: _check_health(client), say, patience_s=timeout_s)
@@ -32,6 +34,7 @@ async def check_cluster(access: Access, *, required: Way | None, timeout_s: floa
         before = await client.status()
         last = await _generate(client, say)
         _check_transfer(last, before=before, after=await client.status(), required=required, say=say)
+
 
 
 async def _check_health(client: Client) -> None:

@@ -38,7 +38,9 @@ class Outcome:
         return self.error is None and bool(self.responses) and self.responses[-1].finish_reason != 0
 
 
-async def run_demo(config: ClusterConfig, *, verbose: bool, as_json: bool, with_messages: bool = False) -> None:
+async def run_demo(
+    config: ClusterConfig, *, verbose: bool, as_json: bool, with_messages: bool = False
+) -> None:
     """Raises TandemError when the cluster does not come up or an answer fails, StoppedBySignal when it is stopped."""
     console, errors = make_console(), make_console(stderr=True)
     with ConsoleProgress(errors) as progress:

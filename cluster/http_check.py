@@ -38,7 +38,9 @@ def _opener(access: Access) -> urllib.request.OpenerDirector:
             context.load_cert_chain(access.tls_cert_file, access.tls_key_file)
     except OSError as exc:
         raise ConfigError(f"the files for TLS cannot be used: {exc}") from exc
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
 
 
 def _message(body: bytes) -> str:

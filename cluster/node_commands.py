@@ -53,6 +53,8 @@ def _settings(
     return settings
 
 
+
+
 def drain_node(
     node_ip: ThisNodeOption,
     timeout_s: TimeoutOption = 300.0,

@@ -96,7 +96,9 @@ class PoolMemory:
         in_ray = {worker.placement.worker_id: worker for worker in found}
         for worker_id, worker in in_ray.items():
             if worker_id not in self._known:
-                self._known[worker_id] = _Known(placement=worker.placement, state=WorkerState.STARTING, since_s=now)
+                self._known[worker_id] = _Known(
+                    placement=worker.placement, state=WorkerState.STARTING, since_s=now
+                )
         for worker_id in [w for w, known in self._known.items() if w not in in_ray and not known.is_ordered]:
             del self._known[worker_id]
         for worker_id, known in self._known.items():
@@ -132,7 +134,9 @@ class PoolMemory:
         )
 
 
-def _state(known: _Known, found: FoundWorker | None, record: Registered | None, *, is_leaving: bool) -> WorkerState:
+def _state(
+    known: _Known, found: FoundWorker | None, record: Registered | None, *, is_leaving: bool
+) -> WorkerState:
     if is_leaving:
         return WorkerState.DRAINING
     if known.has_failed:

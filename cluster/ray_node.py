@@ -142,3 +142,4 @@ def _require_free(node_ip: str, port: int) -> None:
             return
     except OSError as exc:
         raise ClusterError(f"a head cannot listen on {node_ip}:{port}: {exc.strerror}") from exc
+

@@ -87,7 +87,9 @@ def run_member(
         note(f"{does}; once more to end at once")
 
     async def run() -> None:
-        member = Member(config, address=address, offer=offer, note=note, metrics_port=metrics_port, verbose=verbose)
+        member = Member(
+            config, address=address, offer=offer, note=note, metrics_port=metrics_port, verbose=verbose
+        )
         await serve(
             member,
             ready_file=ready_file,

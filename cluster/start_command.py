@@ -113,7 +113,9 @@ def start(
         run_head(settings, options, ready_file=ready_file, verbose=verbose)
     else:
         offer = NodeOffer(resources=slot_resources(slots), **common)
-        run_member(settings, offer, address=address, metrics_port=metrics_port, ready_file=ready_file, verbose=verbose)
+        run_member(
+            settings, offer, address=address, metrics_port=metrics_port, ready_file=ready_file, verbose=verbose
+        )
 
 
 def _given(no_workers: bool, no_router: bool, hand_over: bool | None, sizes_file: Path | None) -> list[str]:

@@ -1,7 +1,7 @@
 """The remote tier: fetches blocks from other nodes' stores into this node's host tier, over the transport.
 
 A peer sends each block as one message, straight into the slot that was reserved for it; what does not carry the fetch's
-code, comes late or is damaged is never taken. A peer that fails is left alone for a while.
+code, comes late or is damaged is never taken. A peer that gives nothing, or damaged blocks, is left alone for a while.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tandem.types import BlockHash, Epoch, HandoffId, WorkerId
 logger = logging.getLogger(__name__)
 
 AVOID_S = 10.0
-"""How long a peer that failed is not asked again."""
+"""How long such a peer is not asked again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +154,8 @@ class PeerTier:
         finally:
             del self._incoming[fetch.transfer_id]
             if failure:
-                self._avoided[owner] = time.monotonic() + AVOID_S
+                if incoming.num_damaged or not incoming.leading():  # one that is only slow may go on where it was
+                    self._avoided[owner] = time.monotonic() + AVOID_S
                 logger.warning("fetching %d blocks from %s failed: %s", count - first, owner, failure)
             await asyncio.shield(asyncio.wrap_future(self._transport.quiesce(fetch.transfer_id)))
         return Fetched(digests=incoming.leading(), num_damaged=incoming.num_damaged)

@@ -34,6 +34,8 @@ PEER_SERVICE = "tandem.v1.PrefixStorePeer"
 MAX_SENDING = 8
 """Fetches that are served at a time."""
 MAX_FETCH_S = 60.0
+WINDOW_BYTES = 32 << 20
+"""What is under way to one peer at a time."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -56,8 +58,8 @@ class PeerServicer(store_pb2_grpc.PrefixStorePeerServicer):
             fetch = self._checked(request)
             if self._num_sending >= MAX_SENDING:
                 raise Overloaded("this store sends to as many others as it may")
-            self._num_sending += 1
             held = self._store.host.borrow(unpack_names(fetch.names))
+            self._num_sending += 1
             try:
                 num_sent = await self._send(fetch, held[fetch.first :]) if len(held) > fetch.first else 0
             finally:
@@ -106,19 +108,30 @@ class PeerServicer(store_pb2_grpc.PrefixStorePeerServicer):
         except TimeoutError as exc:
             raise TransportError(f"{fetch.destination} cannot be reached within {left_s:.1f} s") from exc
         key = link_key(self._key, fetch.claims())
-        sends = [link.send(self._header(fetch, index, one, key), [self._tensor(one)]) for index, one in enumerate(held)]
+        sends: list[Future[None]] = []
         try:
-            await asyncio.wait([asyncio.wrap_future(send) for send in sends], timeout=left_s)
+            async with asyncio.timeout(left_s):
+                for index, one in enumerate(held):
+                    await self._take_turn(sends)
+                    sends.append(link.send(self._header(fetch, index, one, key), [self._tensor(one)]))
+                await _over(sends)
+        except TimeoutError as exc:
+            raise TransportError(f"{fetch.destination} did not take its blocks within {left_s:.1f} s") from exc
         finally:
             await asyncio.shield(self._settle(link, sends))
-        errors = [send.exception() for send in sends]
-        return next((index for index, error in enumerate(errors) if error is not None), len(sends))
+        return _num_taken(sends)
+
+    async def _take_turn(self, sends: Sequence[Future[None]]) -> None:
+        """Until a window of bytes has room for one more block: what a transport buffers is bounded by it."""
+        window = max(1, WINDOW_BYTES // self._identity.block_bytes)
+        if len(sends) >= window:
+            await _over([sends[len(sends) - window]])
 
     async def _settle(self, link: Link, sends: Sequence[Future[None]]) -> None:
         if not all(send.done() for send in sends):
             logger.warning("a peer does not take the blocks that it asked for: it is cut off")
             await asyncio.to_thread(self._links.drop, link)
-            await asyncio.wait([asyncio.wrap_future(send) for send in sends])
+            await _over(sends)
         elif any(isinstance(send.exception(), TransportError) for send in sends):
             self._links.drop(link)
 
@@ -136,3 +149,14 @@ class PeerServicer(store_pb2_grpc.PrefixStorePeerServicer):
 
     def _tensor(self, held: Held) -> Any:
         return self._store.host.slab.tensor_of(held.slot)
+
+
+async def _over(sends: Sequence[Future[None]]) -> None:
+    """Until all of them have ended, well or not; a wait that is given up ends none of them."""
+    if sends:
+        await asyncio.wait([asyncio.wrap_future(send) for send in sends])
+
+
+def _num_taken(sends: Sequence[Future[None]]) -> int:
+    """Leading ones that went well."""
+    return next((index for index, send in enumerate(sends) if send.exception() is not None), len(sends))

@@ -15,7 +15,9 @@ _NO_DEVICE = "no NVIDIA device here (no /dev/nvidia* and no nvidia-smi)"
 
 
 def _nvidia_smi(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    return subprocess.run(
+        ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
 
 
 def has_nvidia(settings: Settings) -> bool:

@@ -49,26 +49,30 @@ class TierSpeed:
 
 @dataclass(slots=True)
 class TierGauge:
-    """Measures one tier from its loads, newest counting most. Times are on one clock, in seconds."""
+    """Measures one tier from its loads, newest counting most, and large ones more than small ones.
+
+    Times are on one clock, in seconds.
+    """
 
     smoothing: float = 0.3
-    _bytes_per_s: float = 0.0
+    _bytes: float = 0.0
+    _seconds: float = 0.0
     _measured_s: float = 0.0
 
     def observe(self, num_bytes: int, seconds: float, now: float) -> None:
         """One load has ended; latency is part of its speed."""
         if num_bytes <= 0 or seconds <= 0:
             return
-        rate = num_bytes / seconds
-        known = self._bytes_per_s > 0
-        self._bytes_per_s = self.smoothing * rate + (1 - self.smoothing) * self._bytes_per_s if known else rate
+        newest = self.smoothing if self._seconds > 0 else 1.0
+        self._bytes += newest * (num_bytes - self._bytes)
+        self._seconds += newest * (seconds - self._seconds)
         self._measured_s = now
 
     def speed(self, now: float) -> TierSpeed | None:
         """None when never measured, or not for STALE_S."""
-        if self._bytes_per_s <= 0 or now - self._measured_s > STALE_S:
+        if self._seconds <= 0 or now - self._measured_s > STALE_S:
             return None
-        return TierSpeed(bytes_per_s=self._bytes_per_s)
+        return TierSpeed(bytes_per_s=self._bytes / self._seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,17 +21,14 @@ class Held:
 class Evicted:
     """A block that made room. Its bytes are in `slot` until whoever was given that begins to write.
 
-    `chain` is its prefix's names, first to last, its own included.
+    `chain` is its prefix's names, first to last, its own included; empty where a block after it made room, too: it is
+    in that one's.
     """
 
+    name: BlockHash
     slot: int
-    digest: int
     tenant: str
     chain: tuple[BlockHash, ...]
-
-    @property
-    def name(self) -> BlockHash:
-        return self.chain[-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

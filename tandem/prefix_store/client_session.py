@@ -200,7 +200,7 @@ async def open_session(
             )
             stream.send(store_pb2.StoreClientMessage(hello=hello))
             attached = await stream.first()
-            connection, slab = await asyncio.to_thread(_map, attached, identity.block_bytes, timeout_s)
+            connection, slab = await _mapped(attached, identity.block_bytes, timeout_s)
     except grpc.aio.AioRpcError as exc:
         stream.close()
         raise from_rpc_error(exc) from exc
@@ -213,6 +213,23 @@ async def open_session(
     session = ClientSession(stub=stub, attached=attached, call=stream, slab=slab)
     session.keep(connection)
     return session
+
+
+async def _mapped(
+    attached: store_pb2.StoreAttached, block_bytes: int, timeout_s: float
+) -> tuple[socket.socket, SlabView]:
+    """`_map` on a thread. Who gives up waiting leaves no connection open."""
+    mapping = asyncio.ensure_future(asyncio.to_thread(_map, attached, block_bytes, timeout_s))
+    try:
+        return await asyncio.shield(mapping)
+    except asyncio.CancelledError:
+        mapping.add_done_callback(_close_mapped)
+        raise
+
+
+def _close_mapped(mapping: asyncio.Future[tuple[socket.socket, SlabView]]) -> None:
+    if mapping.exception() is None:
+        mapping.result()[0].close()
 
 
 def _map(attached: store_pb2.StoreAttached, block_bytes: int, timeout_s: float) -> tuple[socket.socket, SlabView]:

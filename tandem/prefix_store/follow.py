@@ -83,7 +83,15 @@ class PrefixIndexFollower:
     async def _turn(self) -> None:
         for owner, followed in list(self._followed.items()):
             if followed.is_due:
-                await self._snapshot(owner, followed)
+                followed.is_due = False
+                try:
+                    await self._snapshot(owner, followed)
+                except ValueError as exc:
+                    logger.warning("what %s announces cannot be read: %s", owner, exc)
+                    self.index.drop(owner)
+                except BaseException:
+                    followed.is_due = True
+                    raise
         if time.monotonic() - self._polled_s > _POLL_S:
             await self._poll()
             self._polled_s = time.monotonic()
@@ -109,7 +117,6 @@ class PrefixIndexFollower:
             self.index.reset(owner, epoch=epoch.decode(), seq=int(seq), tiers=held)
             self.num_snapshots += 1
         followed.last_id = newest[0][0] if newest else b"0-0"
-        followed.is_due = False
         followed.seen = None
 
     async def _poll(self) -> None:
@@ -121,7 +128,7 @@ class PrefixIndexFollower:
             answers = await pipe.execute()
         for (owner, state), (epoch, seq) in zip(followed, answers, strict=True):
             known = self.index.position(owner)
-            stands = None if epoch is None else (epoch.decode(), int(seq))
+            stands = _standing(owner, epoch, seq)
             if stands is None:
                 self.index.drop(owner)
             elif known is None or known[0] != stands[0] or (known[1] < stands[1] and state.seen == known):
@@ -153,3 +160,12 @@ class PrefixIndexFollower:
             if not follows:
                 followed.is_due = True
                 return
+
+
+def _standing(owner: str, epoch: bytes | None, seq: bytes | None) -> tuple[str, int] | None:
+    """(epoch, number of the last batch); None for an owner that says nothing, or nothing that can be read."""
+    try:
+        return None if epoch is None or seq is None else (epoch.decode(), int(seq))
+    except ValueError as exc:
+        logger.warning("what %s announces cannot be read: %s", owner, exc)
+        return None

@@ -210,8 +210,14 @@ class HostTier:
 
     def _evict(self, names: Sequence[BlockHash]) -> tuple[Evicted, ...]:
         found = [self._entries[name] for name in names]
+        inner = {entry.parent for entry in found}
         evicted = tuple(
-            Evicted(slot=entry.slot, digest=entry.digest, tenant=entry.tenant, chain=self._chain(entry))
+            Evicted(
+                name=entry.name,
+                slot=entry.slot,
+                tenant=entry.tenant,
+                chain=() if entry.name in inner else self._chain(entry),
+            )
             for entry in found
         )
         self._forget(names)

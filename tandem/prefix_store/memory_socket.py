@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 SESSION_BYTES = 32
 _BACKLOG = 512
 _HELLO_TIMEOUT_S = 5.0
+_RETRY_S = 0.2
 _UCRED = struct.Struct("3i")
 
 
@@ -61,8 +62,13 @@ class MemorySocket:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
-            self._keep(self._serve(connection))
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as exc:  # out of descriptors: they come back
+                logger.warning("no client can be given the store's memory now: %s", exc)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._keep(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()

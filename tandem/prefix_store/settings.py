@@ -31,8 +31,10 @@ class StoreSettings:
     """Loads from disk and from peers at a time; what is wanted beyond is a miss."""
     fetch_timeout_s: float = 5.0
     """How long a peer may take to send what it has."""
-    max_writing_blocks: int = 512
-    """Blocks on their way to disk; what comes beyond is not written."""
+    max_writing_blocks: int = 16384
+    """Blocks that wait to be written to disk; what comes beyond is not written."""
+    max_copied_blocks: int = 256
+    """Of them, those that had to leave the host tier: copies in memory of their own."""
 
     def __post_init__(self) -> None:
         bounds = {
@@ -42,6 +44,7 @@ class StoreSettings:
             "max_loads": self.max_loads >= 1,
             "fetch_timeout_s": self.fetch_timeout_s > 0,
             "max_writing_blocks": self.max_writing_blocks >= 1,
+            "max_copied_blocks": self.max_copied_blocks >= 1,
         }
         for name, ok in bounds.items():
             if not ok:

@@ -93,6 +93,15 @@ def test_a_gauge_follows_what_it_measures_and_forgets_it() -> None:
     assert gauge.speed(2.0 + STALE_S + 1) is None
 
 
+def test_a_small_load_says_little_about_a_tier() -> None:
+    gauge = TierGauge()
+    gauge.observe(1000 * MB, 1.0, now=0.0)
+    gauge.observe(MB, 0.01, now=1.0)
+    speed = gauge.speed(1.0)
+    assert speed is not None
+    assert speed.bytes_per_s == pytest.approx(1e9, rel=0.02)
+
+
 def test_the_peer_that_adds_most_is_asked_and_only_for_its_host_tier() -> None:
     holders = {"a": {"host": 4}, "b": {"host": 6, "disk": 90}, "c": {"host": 6}, "d": {"disk": 50}}
     assert best_peer(holders, have=3) == ("b", 6)

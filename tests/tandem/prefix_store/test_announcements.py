@@ -107,6 +107,23 @@ def test_a_gap_in_the_numbers_brings_a_snapshot(redis_url: str) -> None:
     run(test)
 
 
+def test_what_is_no_announcement_under_an_owners_keys_does_not_end_the_following(redis_url: str) -> None:
+    async def test() -> None:
+        async with announcer_of(redis_url) as announcer, follower_of(redis_url, "o", "odd") as follower:
+            keys = OwnerKeys(cluster=CLUSTER, owner="odd")
+            with redis.Redis.from_url(redis_url) as client:
+                client.hset(keys.meta, mapping={"epoch": "1.1", "seq": "0"})
+                client.sadd(keys.tier("host"), "short")
+                client.xadd(keys.stream, {"what": "else"})
+                announcer.changed("host", chain(2), ())
+                await until(lambda: count(follower, 4) == 2)
+                client.delete(keys.meta, keys.tier("host"), keys.stream)
+            announcer.changed("host", chain(3)[2:], ())
+            await until(lambda: count(follower, 4) == 3)
+
+    run(test)
+
+
 def test_a_redis_that_lost_its_memory_is_told_everything_again() -> None:
     async def test() -> None:
         server = EmbeddedRedis()

@@ -149,8 +149,8 @@ def test_the_prefix_of_what_made_room_is_known() -> None:
     host.commit(first, [1, 2, 3])
     second = host.reserve(names("xy"), first=0)
     assert second is not None
-    assert [(one.chain, one.digest) for one in second.evicted] == [
-        (tuple(names("abc")), 3),
-        (tuple(names("ab")), 2),
+    assert [(one.name, one.chain) for one in second.evicted] == [
+        (names("abc")[2], tuple(names("abc"))),
+        (names("abc")[1], ()),
     ]
     slab.close()

@@ -19,7 +19,7 @@ from tandem.prefix_store.client import StoreClient
 from tandem.prefix_store.registry import StoreRegistry
 from tests.conftest import segments
 from tests.factories import CLUSTER_KEY
-from tests.store_nodes import CLUSTER, chain, client_of, fill, is_right, node_settings, put, run, store_node, until
+from tests.store_nodes import CLUSTER, at, chain, client_of, fill, is_right, node_settings, put, run, store_node, until
 from tests.store_processes import Forked, stop_forks
 
 
@@ -125,6 +125,32 @@ def test_a_worker_that_stood_still_finds_its_loan_void_and_has_written_over_nobo
             assert len(loan.slots) == 4
             assert is_right(loan, names)
             loan.release()
+
+    run(test)
+
+
+def test_a_store_that_stands_still_costs_one_deadline_and_is_used_again_when_it_goes_on(redis_url: str) -> None:
+    async def test() -> None:
+        names = chain(4)
+        with Forked("store", node_settings(redis_url, lease_s=5.0).to_json(), "4") as store:
+            address = await asyncio.to_thread(store.read)
+            async with client_of(at(address), timeout_s=2.0) as client:
+                assert (await client.lookup(names)).num_host == 4
+                store.signal(signal.SIGSTOP)
+                assert (await client.acquire(names, timeout_s=0.1)).slots == ()
+                calls = [client.lookup(names), client.put(chain(2, seed=1)), client.acquire(names)]
+                async with asyncio.timeout(1.0):  # none of them waits for its own deadline
+                    await asyncio.gather(*calls)
+                assert client.num_failures == 1
+                store.signal(signal.SIGCONT)
+
+                async def is_back() -> bool:
+                    return (await client.lookup(names)).num_host == 4
+
+                await until(is_back)
+                loan = await client.acquire(names)
+                assert is_right(loan, names)
+                loan.release()
 
     run(test)
 

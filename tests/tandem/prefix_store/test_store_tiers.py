@@ -82,6 +82,20 @@ def test_what_makes_room_goes_to_disk_when_the_policy_says_so(redis_url: str, tm
     run(test)
 
 
+def test_a_prefix_that_is_longer_than_what_the_disk_takes_at_once_goes_down_whole(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        names = chain(150)
+        async with store_node(redis_url, disk=tmp_path, num_slots=160) as host, client_of(host) as client:
+            assert await put(client, names) == 150
+            await until(lambda: host.store.disk is not None and host.store.disk.match(names) == 150)
+            await host.store.close()
+            assert host.store.host.num_read == 0
+
+    run(test)
+
+
 def test_many_that_want_the_same_blocks_load_them_once(redis_url: str, tmp_path: Path) -> None:
     async def test() -> None:
         names = chain(8)
