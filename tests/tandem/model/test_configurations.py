@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,23 +11,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tandem.errors import ModelLoadError
 from tandem.kv.layout import KvLayout
-from tandem.model.config_fields import ConfigFields
-from tandem.model.families.family import Identity
-from tandem.model.families.registry import find_family
 from tandem.model.rope import rotary_frequencies
-from tandem.model.spec import ModelSpec, fingerprint
-from tests.published_configs import PUBLISHED
-
-IDENTITY = Identity(name="m", eos_token_ids=(2,), weights_digest="d")
-
-
-def read(values: dict[str, Any]) -> ModelSpec:
-    config = ConfigFields(values, Path("config.json"))
-    family = find_family(config)
-    config.ignore("eos_token_id")
-    spec = family.read(config, IDENTITY)
-    config.refuse_rest()
-    return spec
+from tandem.model.spec import fingerprint
+from tests.published_configs import PUBLISHED, read
 
 
 def of_transformers(values: dict[str, Any]) -> Any:
