@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from cluster.processes import usable_cores
 from tandem.config import ClusterConfig, RouterConfig
 from tandem.errors import ClusterError
-from tandem.model.sources import find_model
+from tandem.model.check import check_model
 
 
 def check_start(config: ClusterConfig, *, has_port_options: bool = True) -> None:
@@ -22,7 +22,7 @@ def check_start(config: ClusterConfig, *, has_port_options: bool = True) -> None
 
     Takes no time and starts nothing.
     """
-    find_model(config.model.source)
+    check_model(config.model.source)
     check_ports(config.router, has_port_options=has_port_options)
 
 

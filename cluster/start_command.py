@@ -143,10 +143,10 @@ def _check(*, head: bool, address: str | None, port: int, only_head: list[str]) 
 def _check_start(settings: ClusterConfig, *, has_router: bool, has_workers: bool) -> None:
     """What a head would fail at anyway: it needs the model only for a router or workers of its own."""
     from cluster.preflight import check_ports
-    from tandem.model.sources import find_model
+    from tandem.model.check import check_model
 
     if has_router or has_workers:
-        find_model(settings.model.source)
+        check_model(settings.model.source)
     if has_router:
         check_ports(settings.router, has_port_options=False)
 

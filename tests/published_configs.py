@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from tandem.model.config_fields import ConfigFields
+from tandem.model.families.family import Identity
+from tandem.model.families.registry import read_config
+from tandem.model.spec import ModelSpec
 
 _COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,
@@ -231,3 +237,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         use_sliding_window=False,
     ),
 }
+
+
+def read(values: dict[str, Any]) -> ModelSpec:
+    """What a worker would make of it."""
+    identity = Identity(name="m", eos_token_ids=(2,), weights_digest="d")
+    return read_config(ConfigFields(values, Path("config.json")), identity)[1]

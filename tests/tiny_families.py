@@ -40,6 +40,9 @@ class Kind:
     fields: Mapping[str, Any] = field(default_factory=dict)
     attention: str = "sdpa"
     """For the oracle; `eager` where scores are capped, which transformers leaves out of the fused kernel."""
+    post_norm_shift: float = 0.0
+    """Added to the norms after the halves of a layer. Without it, what these add is drowned by the scaled embedding of
+    the token itself, which tied models then repeat for ever."""
 
 
 LLAMA3_ROPE = {
@@ -80,9 +83,12 @@ KINDS: dict[str, Kind] = {
         config="Gemma2Config",
         fields={**_GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 9.0},
         attention="eager",
+        post_norm_shift=3.0,
     ),
     "gemma 3": Kind(
-        config="Gemma3TextConfig", fields={**_GEMMA, "num_hidden_layers": 7, "rope_parameters": _GEMMA3_ROPES}
+        config="Gemma3TextConfig",
+        fields={**_GEMMA, "num_hidden_layers": 7, "rope_parameters": _GEMMA3_ROPES},
+        post_norm_shift=3.0,
     ),
     "mixtral": Kind(config="MixtralConfig", fields={"num_local_experts": 6, "num_experts_per_tok": 2}),
     "qwen 3 moe": Kind(
@@ -109,9 +115,11 @@ def save_tiny(directory: Path, name: str, *, max_shard_size: str = "1GB", seed: 
     config = getattr(transformers, kind.config)(**{**_SHAPE, **kind.fields})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for label, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            if "layernorm" in label and "post_" in label:
+                parameter.add_(kind.post_norm_shift)
     model.save_pretrained(directory, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(directory)
     return directory

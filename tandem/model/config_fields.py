@@ -55,14 +55,14 @@ class ConfigFields:
         """These say nothing in this family."""
         self._taken.update(keys)
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number of 0 or more; without a default it must be there."""
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number of `least` or more; without a default it must be there."""
         value = self.value(key)
         value = default if value is None else value
         if value is None:
             raise self.error(f"{key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.error(f"{key} must be a whole number, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(f"{key} must be a whole number of {least} or more, got {value!r}")
         return value
 
     def optional_integer(self, key: str, default: int | None = None) -> int | None:
@@ -73,13 +73,13 @@ class ConfigFields:
         return self.integer(key, default)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number; without a default it must be there."""
+        """A number above 0; without a default it must be there."""
         value = self.value(key)
         value = default if value is None else value
         if value is None:
             raise self.error(f"{key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(f"{key} must be a number, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.error(f"{key} must be a number above 0, got {value!r}")
         return float(value)
 
     def optional_number(self, key: str, default: float | None = None) -> float | None:

@@ -15,10 +15,9 @@ from tandem.model.assemble import Assembler, TensorSource
 from tandem.model.config_fields import ConfigFields
 from tandem.model.digest import Span, sampled_digest
 from tandem.model.families.family import Identity
-from tandem.model.families.registry import find_family
+from tandem.model.families.registry import read_config
 from tandem.model.rope import rotary_frequencies
 from tandem.model.sources import read_json
-from tandem.model.spec import ModelSpec
 from tandem.model.weights import Weights
 
 
@@ -49,7 +48,6 @@ class SafetensorsModel:
         self._directory = weights[0].parent
         path = self._directory / "config.json"
         config = ConfigFields(read_json(path), path)
-        self._family = find_family(config)
         headers = [_header(path) for path in weights]
         self._where = {key: path for path, header in zip(weights, headers, strict=True) for key in header[2]}
         identity = Identity(
@@ -57,8 +55,8 @@ class SafetensorsModel:
             eos_token_ids=self._eos_token_ids(config),
             weights_digest=sampled_digest([header[:2] for header in headers], extra=path.read_bytes()),
         )
-        self.spec: ModelSpec = self._family.read(config, identity)
-        config.refuse_rest()
+        family, spec = read_config(config, identity)
+        self._family, self.spec = family, spec
 
     def _eos_token_ids(self, config: ConfigFields) -> tuple[int, ...]:
         path = self._directory / "generation_config.json"

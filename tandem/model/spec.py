@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from tandem.errors import ContextLengthExceeded, InvalidRequest
+from tandem.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
 from tandem.kv.layout import Dtype, KvLayout
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -119,6 +119,11 @@ class ModelSpec:
     def __post_init__(self) -> None:
         assert len(self.layers) == self.num_layers
         assert all(layer.rope is None or layer.rope < len(self.ropes) for layer in self.layers)
+        if self.num_heads % self.num_kv_heads:
+            heads = f"{self.num_kv_heads} KV heads for {self.num_heads} heads"
+            raise ModelLoadError(f"{self.name}: {heads} are not supported: the one must be a multiple of the other")
+        if self.head_dim % 2:
+            raise ModelLoadError(f"{self.name}: heads of the odd width {self.head_dim} are not supported")
 
     def check_prompt(self, token_ids: Sequence[int]) -> None:
         """Raises InvalidRequest for ids outside the vocabulary, ContextLengthExceeded for more than the context."""

@@ -1,8 +1,8 @@
 """A model's weights in the form the forward pass wants: one dataclass for each kind of part.
 
 Shapes: hidden size H; `q` and `kv` the widths of all query and of all key (or value) heads; I the intermediate size.
-Matrices are `[in, out]` (`linear.py` owns their memory order). Norms and biases of norms are fp32 whatever the
-precision of the matrices.
+Matrices are `[in, out]` (`linear.py` owns their memory order). Norms are fp32 whatever the precision of the matrices,
+biases have theirs.
 """
 
 from __future__ import annotations

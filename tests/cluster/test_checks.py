@@ -16,6 +16,7 @@ from cluster.checks.rdma import check_rdma, ports, uses_rdma
 from tandem.config import ClusterConfig
 from tandem.model.files import DEFAULT_MODEL, resolve_model
 from tandem.model.loader import load_spec
+from tests.published_configs import PUBLISHED, read
 
 MIB = 1 << 20
 
@@ -191,6 +192,13 @@ def test_the_limits_of_this_host_can_be_read() -> None:
 def test_parameters_are_counted_as_the_model_has_them() -> None:
     spec = load_spec(resolve_model(DEFAULT_MODEL))
     assert num_parameters(spec) == 134_515_008
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"), [("Mixtral-8x7B", 46.70), ("Qwen3-30B-A3B", 30.53), ("gemma-2-2b", 2.614)]
+)
+def test_parameters_of_experts_and_of_other_families_are_counted(model: str, billions: float) -> None:
+    assert num_parameters(read(PUBLISHED[model])) / 1e9 == pytest.approx(billions, rel=1e-3)
 
 
 def test_every_worker_needs_weights_and_its_own_pool() -> None:

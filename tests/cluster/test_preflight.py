@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from cluster.child import ReportingChild
 from cluster.preflight import check_ports, check_start
 from tandem.config import ClusterConfig, ModelConfig, RouterConfig, from_mapping
 from tandem.errors import ClusterError, ConfigError, ModelLoadError
+from tests.tiny_model import save_tiny_llama
 
 
 def make_router(host: str = "127.0.0.1", grpc_port: int = 0, http_port: int = 0) -> RouterConfig:
@@ -64,6 +66,16 @@ def test_two_servers_cannot_have_one_port() -> None:
 def test_an_unknown_model_is_found_before_the_start() -> None:
     with pytest.raises(ModelLoadError, match="no model 'no-such-model'"):
         check_start(ClusterConfig(model=ModelConfig(source="no-such-model"), router=make_router()))
+
+
+def test_a_model_of_a_kind_that_is_not_supported_is_found_before_the_start(tmp_path: Path) -> None:
+    directory = save_tiny_llama(tmp_path, num_kv_heads=2)
+    model = ModelConfig(source=str(directory))
+    check_start(ClusterConfig(model=model, router=make_router()))
+    config = directory / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "mlp_bias": True}))
+    with pytest.raises(ModelLoadError, match="mlp_bias True is not supported"):
+        check_start(ClusterConfig(model=model, router=make_router()))
 
 
 @pytest.mark.parametrize("command", [("up", "--model", "gone"), ("demo", "--model", "gone")])

@@ -114,13 +114,11 @@ def read_rope(config: ConfigFields, theta: float) -> RopeSpec:
 
 def read_rope_section(section: ConfigFields, theta: float, config: ConfigFields) -> RopeSpec:
     """One kind of positions. `config` is what the section is in."""
-    kind = section.value("rope_type") or section.value("type") or "default"
-    section.ignore("type")
+    section.ignore("rope_type", "type")
+    kind = section.choice("type" if section.value("rope_type") is None else "rope_type", list(_SCALINGS), "default")
     base = section.number("rope_theta", theta)
     if section.number("partial_rotary_factor", 1.0) != 1.0:
         raise section.unsupported("partial_rotary_factor", section.value("partial_rotary_factor"))
-    if kind not in _SCALINGS:
-        raise section.unsupported("rope_type", kind, f"{', '.join(_SCALINGS)} are")
     scaling = _SCALINGS[kind](section, config)
     section.refuse_rest()
     return RopeSpec(theta=base, scaling=scaling)
@@ -135,10 +133,13 @@ def _linear(section: ConfigFields, config: ConfigFields) -> LinearScaling:
 
 
 def _llama3(section: ConfigFields, config: ConfigFields) -> Llama3Scaling:
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    if low >= high:
+        raise section.unsupported("high_freq_factor", high, f"more than low_freq_factor, {low}, is")
     return Llama3Scaling(
         factor=section.number("factor"),
-        low_freq_factor=section.number("low_freq_factor"),
-        high_freq_factor=section.number("high_freq_factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
         original_context_tokens=_original_context(section, config),
     )
 

@@ -33,7 +33,7 @@ def _windowed(config: ConfigFields, spec: ModelSpec) -> ModelSpec:
     window = config.optional_integer("sliding_window", default=4096)
     if not config.flag("use_sliding_window"):
         window = None
-    first = config.integer("max_window_layers", 28)
+    first = config.integer("max_window_layers", 28, least=0)
     default = [index >= first for index in range(spec.num_layers)]
     windows = read_windows(config, spec.num_layers, window, default=default)
     return replace(spec, layers=tuple(LayerSpec(window=each) for each in windows))

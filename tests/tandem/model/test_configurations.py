@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,23 +11,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tandem.errors import ModelLoadError
 from tandem.kv.layout import KvLayout
-from tandem.model.config_fields import ConfigFields
-from tandem.model.families.family import Identity
-from tandem.model.families.registry import find_family
 from tandem.model.rope import rotary_frequencies
-from tandem.model.spec import ModelSpec, fingerprint
-from tests.published_configs import PUBLISHED
-
-IDENTITY = Identity(name="m", eos_token_ids=(2,), weights_digest="d")
-
-
-def read(values: dict[str, Any]) -> ModelSpec:
-    config = ConfigFields(values, Path("config.json"))
-    family = find_family(config)
-    config.ignore("eos_token_id")
-    spec = family.read(config, IDENTITY)
-    config.refuse_rest()
-    return spec
+from tandem.model.spec import fingerprint
+from tests.published_configs import PUBLISHED, read
 
 
 def of_transformers(values: dict[str, Any]) -> Any:
@@ -92,8 +77,8 @@ def test_layers_without_positions_and_layers_with_experts_are_where_the_configur
         ("Llama-3.2-1B", {"rope_interleaved": True}, r"rope_interleaved True"),
         ("Llama-3.2-1B", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5"),
         ("Llama-3.2-1B", {"residual_multiplier": 0.22}, r"residual_multiplier 0\.22"),
-        ("Llama-3.2-1B", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_scaling\.rope_type 'dynamic'"),
-        ("Llama-3.2-1B", {"rope_scaling": {"type": "longrope"}}, r"rope_scaling\.rope_type 'longrope'"),
+        ("Llama-3.2-1B", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_scaling\.type 'dynamic'"),
+        ("Llama-3.2-1B", {"rope_scaling": {"rope_type": "longrope"}}, r"rope_scaling\.rope_type 'longrope'"),
         ("Llama-3.2-1B", {"rope_scaling": {"type": "linear", "factor": 2.0, "x": 1}}, r"rope_scaling\.x 1"),
         ("Mistral-7B-v0.1", {"layer_types": ["sliding_attention"] * 32}, r"layer_types \['sliding"),
         ("Qwen2.5-7B", {"layer_types": ["linear_attention"] * 28}, r"layer_types 'linear_attention'"),
@@ -112,7 +97,12 @@ def test_layers_without_positions_and_layers_with_experts_are_where_the_configur
         ("gemma-3-1b", {"model_type": "gemma3"}, r"model_type 'gemma3'"),
         ("Mixtral-8x7B", {"num_experts_per_tok": 9}, r"num_experts_per_tok 9"),
         ("Qwen3-30B-A3B", {"use_sliding_window": True}, r"use_sliding_window True"),
-        ("Qwen3-30B-A3B", {"vocab_size": "many"}, r"vocab_size must be a whole number, got 'many'"),
+        ("Qwen3-30B-A3B", {"vocab_size": "many"}, r"vocab_size must be a whole number of 1 or more, got 'many'"),
+        ("Qwen3-30B-A3B", {"decoder_sparse_step": 0}, r"decoder_sparse_step must be .* 1 or more, got 0"),
+        ("Qwen3-0.6B", {"rope_scaling": {"type": "linear", "factor": 0.0}}, r"rope_scaling\.factor must .* above 0"),
+        ("Qwen3-0.6B", {"use_sliding_window": 1}, r"use_sliding_window must be true or false, got 1"),
+        ("SmolLM3-3B", {"no_rope_layers": "all"}, r"no_rope_layers must be a list of whole numbers"),
+        ("gemma-3-1b", {"rope_scaling": [8]}, r"rope_scaling must be an object, got \[8\]"),
     ],
 )
 def test_what_would_change_the_answer_is_refused_by_name(model: str, changed: dict[str, Any], named: str) -> None:
@@ -142,3 +132,12 @@ def test_models_whose_keys_and_values_would_differ_have_different_fingerprints(
     specs = [read(PUBLISHED[model]), read({**PUBLISHED[model], **changed})]
     layout: KvLayout = specs[0].kv_layout(block_size=16, dtype="bfloat16")
     assert fingerprint(specs[0], layout) != fingerprint(specs[1], layout)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [({"num_key_value_heads": 3}, "3 KV heads for 16 heads"), ({"head_dim": 127}, "odd width 127")],
+)
+def test_heads_that_cannot_be_computed_are_refused(changed: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelLoadError, match=named):
+        read({**PUBLISHED["Qwen3-0.6B"], **changed})
