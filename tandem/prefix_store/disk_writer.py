@@ -173,6 +173,7 @@ class DiskWriter:
                 return NotStored.CLOSED
             self.collector.make_room()
             num_written, num_admitted = self._store_batch(job, end)
+            self._tidy()
             if num_admitted < num_written:
                 with self._state.lock:
                     is_broken = self._state.directory.match(job.names) < end + num_admitted
