@@ -3,10 +3,10 @@
     python -m benchmarks.disk_tier [--quick] [--directory DIR] [--json FILE]
 
 Blocks are those of the default model (720 KiB in fp32). The tier reads prefixes of 64 blocks in random order, several
-at a time; fio reads a file of the same size at random offsets, in pieces as long as the tier's and as many at a time
-(libaio; psync threads where there is no libaio). Both bypass the page cache, on files that are fully written. The two
-take turns; the ratio is the median of the rounds' own. Both check nothing but that: the tier's figure includes its
-checksums. Needs fio (`apt install fio`); without it there is no ratio.
+at a time; fio (libaio) reads a file of the same size at random offsets, in pieces as long as the tier's and as many at
+a time. Both bypass the page cache, on files that are fully written. The two take turns; the ratio is the median of the
+rounds' own. The tier's figure includes its checksums. Needs fio (`apt install fio`) and a file system that takes direct
+IO; without them there is no ratio.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def fio(path: Path, num_bytes: int, direction: str) -> float:
 
 
 def measure(quick: bool, directory: Path | None = None) -> tuple[dict[str, float], dict[str, float]]:
-    """Figures and ratios; the ratio is missing, and `fio_missing` is 1, where there is no fio."""
+    """Figures and ratios; these are missing, and `fio_missing` is 1, where fio or direct IO is."""
     num_prefixes = 24 if quick else 72
     num_rounds = 3 if quick else 5
     num_bytes = num_prefixes * PREFIX_BLOCKS * BLOCK_BYTES
@@ -121,7 +121,7 @@ def _compare(
     num_bytes = num_prefixes * PREFIX_BLOCKS * BLOCK_BYTES
     num_bytes -= num_bytes % PIECE_BYTES
     figures = {"disk_write_gbps": fill(tier, num_prefixes), "disk_direct_io": float(tier.stats().direct)}
-    has_fio = shutil.which("fio") is not None
+    has_fio = shutil.which("fio") is not None and tier.stats().direct
     if has_fio:
         figures["fio_write_gbps"] = fio(path, num_bytes, "write")
     ours, theirs = [], []
@@ -131,7 +131,7 @@ def _compare(
             theirs.append(fio(path, num_bytes, "randread"))
     figures["disk_read_gbps"] = median(ours)
     if not has_fio:
-        print("fio is not installed (apt install fio): nothing to compare reads with", file=sys.stderr)
+        print("no fio (apt install fio) or no direct IO here: nothing to compare reads with", file=sys.stderr)
         return figures | {"fio_missing": 1.0}, {}
     figures["fio_read_gbps"] = median(theirs)
     ratios = {

@@ -25,7 +25,7 @@ from tandem.prefix_store.disk_lock import DirectoryLock
 from tandem.prefix_store.disk_reader import DiskReader
 from tandem.prefix_store.disk_records import Site
 from tandem.prefix_store.disk_recovery import Recovered, recover
-from tandem.prefix_store.disk_state import DiskState, Names, OnChange
+from tandem.prefix_store.disk_state import DiskState, Names, OnChange, ignore
 from tandem.prefix_store.disk_stats import DiskStats, VerifyCounts
 from tandem.prefix_store.disk_uses import Uses, load_uses, save_uses
 from tandem.prefix_store.disk_writer import Clear, DiskWriter, Put
@@ -64,10 +64,6 @@ class DiskTuning:
                 raise ConfigError(f"{name} must be {least} or more, got {getattr(self, name)}", param=name)
 
 
-def _ignore(added: Names, removed: Names) -> None:
-    """Nobody listens."""
-
-
 class DiskTier:
     """Blocks of `block_bytes` each in `directory`, which is this tier's alone and made when it is missing.
 
@@ -85,7 +81,7 @@ class DiskTier:
         policy: EvictionPolicy | None = None,
         quotas: Mapping[str, int] | None = None,
         tenant_share: float = 1.0,
-        on_change: OnChange = _ignore,
+        on_change: OnChange = ignore,
         tuning: DiskTuning | None = None,
         files: Files | None = None,
     ) -> None:
@@ -110,14 +106,12 @@ class DiskTier:
             )
         if len(identity.encode()) > MAX_TEXT_BYTES:
             raise ConfigError(f"identity must have {MAX_TEXT_BYTES} bytes or fewer", param="identity")
-        names = PrefixDirectory(
-            log.max_live, policy or Lrfu(), quotas=dict(quotas or {}), tenant_share=tenant_share
-        )
-        self._state = DiskState(names, log, on_change)
+        names = PrefixDirectory(log.max_live, policy or Lrfu(), quotas=dict(quotas or {}), tenant_share=tenant_share)
+        self._state = DiskState(names, log)
         self._site = Site(directory=self._directory, identity=identity, geometry=geometry, files=self._files)
         self._closed = False
         try:
-            self._open()
+            self._open(on_change)
         except OSError as exc:
             raise StoreError(f"{self._directory} cannot be used: {exc}") from exc
 
@@ -127,7 +121,7 @@ class DiskTier:
         segment_bytes = self._tuning.segment_bytes or min(wanted, capacity_bytes // 8)
         return fit(self._block_bytes, max(segment_bytes, smallest))
 
-    def _open(self) -> None:
+    def _open(self, on_change: OnChange) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._lock = DirectoryLock(self._directory)
         try:
@@ -145,6 +139,7 @@ class DiskTier:
                 sequence=sequence,
             )
             self._writer.collector.settle_in()
+            self._state.on_change = on_change  # from here on: what was found is in `names()`
             self._writer.start()
         except BaseException:
             self._release()

@@ -25,6 +25,10 @@ OnChange = Callable[[Names, Names], None]
 """Told which names have come and which are gone. Called by several threads, one at a time; must not change the tier."""
 
 
+def ignore(added: Names, removed: Names) -> None:
+    """Nobody listens."""
+
+
 class Located(NamedTuple):
     """A block for a reader: its file stays readable until `let_go`."""
 
@@ -37,7 +41,7 @@ class Located(NamedTuple):
 class DiskState:
     """See the module. Methods take the lock themselves; `lock` is for looking at several things at once."""
 
-    def __init__(self, directory: PrefixDirectory, log: SegmentLog, on_change: OnChange) -> None:
+    def __init__(self, directory: PrefixDirectory, log: SegmentLog) -> None:
         self.lock = threading.Lock()
         self.directory = directory
         self.log = log
@@ -51,7 +55,7 @@ class DiskState:
         """Called, outside the lock, when slots have died that nobody was about to mark."""
         self._no_reads = threading.Condition(self.lock)
         self._dead: list[Place] = []
-        self._on_change = on_change
+        self.on_change: OnChange = ignore
         self._events: deque[tuple[Names, Names]] = deque()
         self._telling = threading.Lock()
 
@@ -206,7 +210,7 @@ class DiskState:
 
     def _call(self, added: Names, removed: Names) -> None:
         try:
-            self._on_change(added, removed)
+            self.on_change(added, removed)
         except Exception:
             logger.exception("the listener of a disk tier failed: what it knows is no longer complete")
 

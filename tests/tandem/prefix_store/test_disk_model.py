@@ -84,4 +84,4 @@ class DiskTiers(RuleBasedStateMachine):
 
 
 TestDiskTiers = DiskTiers.TestCase
-TestDiskTiers.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestDiskTiers.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)

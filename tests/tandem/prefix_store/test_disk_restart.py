@@ -88,8 +88,10 @@ def test_tenants_and_their_quotas_outlive_the_process(tmp_path: Path) -> None:
 def test_a_smaller_capacity_and_other_segments_are_taken_over(tmp_path: Path) -> None:
     with open_tier(tmp_path, num_segments=16) as tier:
         store(tier, *(chr(ord("a") + i) * 4 for i in range(25)))
+    changes: list[object] = []
     smaller = {"num_segments": 4, "segment_bytes": segment_bytes(12)}
-    with open_tier(tmp_path, **smaller) as tier:
+    with open_tier(tmp_path, on_change=lambda *names: changes.append(names), **smaller) as tier:
+        assert changes == []
         stats = tier.stats()
         assert 0 < stats.blocks <= stats.max_blocks
         assert stats.file_bytes <= 4 * segment_bytes(12)
