@@ -94,6 +94,7 @@ class FaultyFiles(Files):
         self.write_error: int | None = None
         self.longest_write: int | None = None
         """No write says that it wrote more than this."""
+        self.longest_read: int | None = None
         self.may_write = threading.Event()
         self.may_write.set()
         self.may_read = threading.Event()
@@ -105,7 +106,8 @@ class FaultyFiles(Files):
         code = errno.EIO if any(offset <= bad < end for bad in self.bad_offsets) else self.read_error
         if code is not None:
             raise OSError(code, os.strerror(code))
-        return super().preadv(fd, views, offset)
+        count = super().preadv(fd, views, offset)
+        return count if self.longest_read is None else min(count, self.longest_read)
 
     def pwritev(self, fd: int, views: Sequence[memoryview], offset: int) -> int:
         self.may_write.wait(30)

@@ -96,9 +96,11 @@ class Files:
             count = self.preadv(fd, skip(views, done), offset + done)
             if count <= 0:
                 break
+            if self.direct and count > PAGE:
+                count -= count % PAGE  # direct reads go on at a page's beginning
             done += count
             if self.direct and done % PAGE:
-                break  # the end of the file: direct reads end nowhere else within a page
+                break  # the end of the file
         return done
 
     def write(self, fd: int, views: Sequence[memoryview], offset: int) -> None:

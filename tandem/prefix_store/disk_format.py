@@ -130,7 +130,7 @@ def parse_segment(page: memoryview) -> SegmentPage | None:
         return None
     text = bytes(page[_SEGMENT.size : _SEGMENT.size + length])
     geometry = Geometry(block_bytes=block_bytes, num_slots=num_slots)
-    return SegmentPage(number=number, geometry=geometry, identity=text.decode(), version=version)
+    return SegmentPage(number=number, geometry=geometry, identity=text.decode(errors="replace"), version=version)
 
 
 def pack_block(block: BlockPage, place: Place, num_bytes: int) -> bytes:

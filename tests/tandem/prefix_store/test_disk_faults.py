@@ -99,6 +99,15 @@ def test_a_short_write_is_continued(tmp_path: Path, longest: int) -> None:
         assert fetch(tier, chain("abcdef"), 3 * PAGE) == 6
 
 
+@pytest.mark.parametrize("longest", [PAGE, PAGE + 100])
+def test_a_short_read_is_continued(tmp_path: Path, longest: int) -> None:
+    files = FaultyFiles()
+    with open_tier(tmp_path, files=files, num_segments=64, block_bytes=3 * PAGE) as tier:
+        store(tier, "abcdef", block_bytes=3 * PAGE)
+        files.longest_read = longest
+        assert fetch(tier, chain("abcdef"), 3 * PAGE) == 6
+
+
 def test_a_write_without_progress_means_not_stored(tmp_path: Path) -> None:
     files = FaultyFiles()
     with open_tier(tmp_path, files=files) as tier:
