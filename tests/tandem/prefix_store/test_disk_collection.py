@@ -23,7 +23,7 @@ def churn(tier: DiskTier, kept: list[str], rounds: int) -> None:
 def test_used_blocks_stay_while_segments_come_and_go(tmp_path: Path) -> None:
     kept = [f"{letter}{letter}{letter}" for letter in "abcdef"]
     with open_tier(tmp_path, num_segments=8) as tier:
-        churn(tier, kept, 60)
+        churn(tier, kept, 40)
         assert [fetch(tier, chain(text)) for text in kept] == [3] * 6
         counters = tier.stats().counters
         assert counters.segments_collected > 3

@@ -269,7 +269,7 @@ def test_a_killed_writer_leaves_nearly_all_it_had_and_no_wrong_byte(tmp_path: Pa
         command = [*WRITER, str(tmp_path), str(num_segments), str(round_)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ})
         enough = threading.Event()
-        wanted = rng.randrange(20, 700)
+        wanted = rng.randrange(20, 400)
         reader = threading.Thread(target=read_changes, args=(process.stdout, kept, enough, wanted))
         reader.start()
         assert enough.wait(60)
