@@ -41,12 +41,16 @@ async def answer(pair: Pair, prompt: list[int], fields: dict[str, Any]) -> list[
     return outputs
 
 
-def test_a_pair_gives_the_tokens_of_one_engine(model: Path) -> None:
-    async def together() -> list[list[list[int]]]:
+def test_a_pair_gives_the_tokens_of_one_engine_at_first_and_from_cached_prefixes(model: Path) -> None:
+    async def twice() -> list[list[list[list[int]]]]:
         async with running_pair(model, PairOptions(prefill_blocks=96, decode_blocks=128)) as pair:
-            return await asyncio.gather(*(answer(pair, prompt, fields) for prompt, fields in REQUESTS))
+            first = await asyncio.gather(*(answer(pair, prompt, fields) for prompt, fields in REQUESTS))
+            computed = pair.prefill.num_tokens
+            again = await asyncio.gather(*(answer(pair, prompt, fields) for prompt, fields in REQUESTS))
+            assert pair.prefill.num_tokens - computed < computed // 2, "no prefix was found"
+            return [first, again]
 
     requests = [make_live_request(prompt, max_tokens=MAX_TOKENS, **fields) for prompt, fields in REQUESTS]
     alone = [[choice.token_ids for choice in each] for each in driver_of(model).answer(requests)]
-    assert asyncio.run(together()) == alone
+    assert asyncio.run(twice()) == [alone, alone]
     assert alone[2][0] != alone[2][1]
