@@ -2,7 +2,8 @@
 
 One rule for loading (Mooncake's): a block is loaded when that takes less time than computing it. A prefix is loaded
 front to back, so the choice is how many leading blocks: up to where the host's, the disk's or a peer's end, or none.
-Speeds are measured; a tier that was never tried, or not for long, is tried with a few blocks.
+Speeds are measured. A tier that was never tried, or not for long, is taken to be as slow as such tiers are at their worst;
+where that is too slow, it is tried with a few blocks.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ LOADED_FROM = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 WritePolicy = Literal["through", "on_eviction"]
 """When host blocks go to disk: as soon as they are committed, or when they make room for others."""
 
+ASSUMED_BYTES_PER_S = {Tier.HOST: 1e9, Tier.DISK: 2e8, Tier.REMOTE: 1e8}
+"""Of a tier whose speed is not known."""
 TRIAL_BLOCKS = 16
 """Blocks that are loaded from a tier of unknown speed: enough to measure it, few enough to be no great loss."""
 STALE_S = 60.0
@@ -107,18 +110,23 @@ def plan_load(
         count = prefix.found.get(tier, 0) - num_blocks
         if count <= 0:
             continue
-        speed = speeds.get(tier)
-        if speed is None:
-            count = min(count, TRIAL_BLOCKS)
-        compute_s = count * prefix.block_tokens * prefix.compute_s_per_token
-        seconds = 0.0 if speed is None else speed.seconds(count * prefix.block_bytes)
-        num_blocks, load_s, saved_s = num_blocks + count, load_s + seconds, saved_s + compute_s
+        speed = speeds.get(tier) or TierSpeed(bytes_per_s=ASSUMED_BYTES_PER_S[tier])
+        saved_s += count * prefix.block_tokens * prefix.compute_s_per_token
+        load_s += speed.seconds(count * prefix.block_bytes)
+        num_blocks += count
         factor = MARGIN if tier in in_use else 1 / MARGIN
         if load_s - best.load_s <= factor * (saved_s - best.saved_s):
             best = LoadPlan(num_blocks=num_blocks, last_tier=tier, load_s=load_s, saved_s=saved_s)
-        if speed is None:
-            break  # beyond a trial nothing follows: a prefix has no holes
+        elif speeds.get(tier) is None:
+            return _trial(prefix, best, tier)
     return best
+
+
+def _trial(prefix: Prefix, best: LoadPlan, tier: Tier) -> LoadPlan:
+    """`best` and a few blocks of the next tier, to learn its speed. Nothing follows them: a prefix has no holes."""
+    count = min(prefix.found[tier] - best.num_blocks, TRIAL_BLOCKS)
+    saved_s = best.saved_s + count * prefix.block_tokens * prefix.compute_s_per_token
+    return LoadPlan(num_blocks=best.num_blocks + count, last_tier=tier, load_s=best.load_s, saved_s=saved_s)
 
 
 def best_peer(holders: Mapping[str, Mapping[str, int]], *, have: int, least: int = 1) -> tuple[str, int] | None:

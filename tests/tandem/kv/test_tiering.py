@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.kv.tiering import (
+    ASSUMED_BYTES_PER_S,
     STALE_S,
     TRIAL_BLOCKS,
     Prefix,
@@ -68,9 +69,17 @@ def test_blocks_that_are_there_already_are_neither_loaded_nor_saved() -> None:
     assert (plan.num_blocks, plan.load_s, plan.saved_s) == (5, 0.0, 0.0)
 
 
-def test_a_tier_of_unknown_speed_is_tried_with_a_few_blocks() -> None:
+def test_a_tier_of_unknown_speed_is_taken_to_be_slow_of_its_kind() -> None:
     plan = plan_load(prefix(host=5, disk=100, remote=200), speeds(disk=None))
+    assert (plan.num_blocks, plan.last_tier) == (200, Tier.REMOTE)
+    assert plan.load_s == pytest.approx(95e6 / ASSUMED_BYTES_PER_S[Tier.DISK] + 105e6 / 10e9)
+
+
+def test_where_that_would_be_too_slow_it_is_tried_with_a_few_blocks() -> None:
+    plan = plan_load(prefix(host=5, disk=100, remote=200, ms_per_block=0.5), speeds(disk=None))
     assert (plan.num_blocks, plan.last_tier) == (5 + TRIAL_BLOCKS, Tier.DISK)
+    plan = plan_load(prefix(host=5, disk=7, ms_per_block=0.5), speeds(disk=None))
+    assert plan.num_blocks == 7
 
 
 def test_a_tier_that_is_about_as_quick_as_computing_stays_as_it_is() -> None:
