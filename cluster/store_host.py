@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 import grpc
+import torch
 from redis.exceptions import RedisError
 
 from cluster.store_settings import StoreHostSettings
@@ -87,6 +88,7 @@ class StoreHost:
             settings.config.transfer.transport, worker_id=WorkerId(self._owner), host=settings.host
         )
         self._ends.push_async_callback(asyncio.to_thread, transport.close)
+        transport.lend(slab.fd, torch.from_numpy(slab.everything))
         remote = self._make_remote(epoch, transport)
         parts = StoreParts(
             settings=settings.store,

@@ -43,6 +43,11 @@ class AutoTransport:
         """The first transport's memory."""
         return next(iter(self._transports.values())).allocate(num_bytes)
 
+    def lend(self, fd: int, memory: torch.Tensor) -> None:
+        """To each of them."""
+        for transport in self._transports.values():
+            transport.lend(fd, memory)
+
     def address(self) -> bytes:
         """Those of all transports, by name."""
         addresses = {name: transport.address().hex() for name, transport in self._transports.items()}

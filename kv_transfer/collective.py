@@ -62,6 +62,9 @@ class CollectiveTransport:
         except (OSError, ValueError, RuntimeError) as exc:
             raise TransportError(f"{num_bytes} bytes of memory cannot be had: {exc}") from exc
 
+    def lend(self, fd: int, memory: torch.Tensor) -> None:
+        """Nothing to do: any memory of this process is sent from as it is."""
+
     def address(self) -> bytes:
         """Host, both ports and the token."""
         return Address(

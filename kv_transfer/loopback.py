@@ -59,6 +59,15 @@ class ShmTransport:
             except (OSError, ValueError) as exc:
                 raise TransportError(f"{num_bytes} bytes of shared memory cannot be had: {exc}") from exc
 
+    def lend(self, fd: int, memory: torch.Tensor) -> None:
+        """Peers map it. Raises TransportError when the transport is closed or descriptors run out."""
+        with self._lock:
+            self._check_open()
+            try:
+                self._slabs.lend(fd, memory.numpy())
+            except OSError as exc:
+                raise TransportError(f"the memory cannot be lent: {exc}") from exc
+
     def address(self) -> bytes:
         """Name of the listening socket; unguessable."""
         return self._address

@@ -7,6 +7,7 @@ cannot be made to fault.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import mmap
 import os
 from bisect import bisect_right
@@ -25,24 +26,30 @@ _SEALS = _F_SEAL_SHRINK | _F_SEAL_GROW
 
 
 class Slab:
-    """Memory of our own that a peer can be given. `close` closes the descriptor; the pages live as long as views."""
+    """Memory that a peer can be given. `close` closes the descriptor; the pages live as long as views."""
 
-    def __init__(self, slab_id: int, num_bytes: int) -> None:
+    def __init__(self, slab_id: int, fd: int, view: Bytes) -> None:
+        """Takes over `fd`, all of whose memory `view` is."""
         self.slab_id = slab_id
-        self.num_bytes = num_bytes
-        self.fd = os.memfd_create("tandem-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.num_bytes = view.nbytes
+        self.fd = fd
+        self.view = view
+        self.start = int(view.ctypes.data)
+
+    @classmethod
+    def make(cls, slab_id: int, num_bytes: int) -> Slab:
+        """New memory, zeroed. Raises OSError when there is none."""
+        fd = os.memfd_create("tandem-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self.fd, num_bytes)
-            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
-            self._map = mmap.mmap(self.fd, num_bytes)
+            os.ftruncate(fd, num_bytes)
+            fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+            return cls(slab_id, fd, np.frombuffer(mmap.mmap(fd, num_bytes), dtype=np.uint8))
         except OSError:
-            os.close(self.fd)
+            os.close(fd)
             raise
-        self.view: Bytes = np.frombuffer(self._map, dtype=np.uint8)
-        self.start = int(self.view.ctypes.data)
 
     def tensor(self) -> torch.Tensor:
-        """All of it as a 1-D uint8 tensor, zeroed at first."""
+        """All of it as a 1-D uint8 tensor."""
         return torch.from_numpy(self.view)
 
     def close(self) -> None:
@@ -50,7 +57,7 @@ class Slab:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            del self.view, self._map
+            del self.view
 
 
 class SlabTable:
@@ -59,20 +66,26 @@ class SlabTable:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._slabs: list[Slab] = []
-        self._next_id = 0
+        self._ids = itertools.count(1)
 
     def add(self, num_bytes: int) -> Slab:
         """A new slab that `find` knows. Raises OSError when memory runs out."""
         slab = self.transient(num_bytes)
+        self._insert(slab)
+        return slab
+
+    def lend(self, fd: int, view: Bytes) -> None:
+        """Makes memory of somebody else's known, all of a sealed memfd; `fd` stays theirs. Raises OSError."""
+        self._insert(Slab(next(self._ids), os.dup(fd), view))
+
+    def _insert(self, slab: Slab) -> None:
         index = bisect_right(self._starts, slab.start)
         self._starts.insert(index, slab.start)
         self._slabs.insert(index, slab)
-        return slab
 
     def transient(self, num_bytes: int) -> Slab:
         """A new slab for one message, which `find` does not know."""
-        self._next_id += 1
-        return Slab(self._next_id, num_bytes)
+        return Slab.make(next(self._ids), num_bytes)
 
     def find(self, view: Bytes) -> tuple[Slab, int] | None:
         """The slab that holds all of `view`, and the offset in it."""

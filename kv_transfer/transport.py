@@ -156,6 +156,12 @@ class Transport(Protocol):
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Memory to send from and receive into: zeroed 1-D uint8, freed by `close`, leaving no segment behind."""
 
+    def lend(self, fd: int, memory: torch.Tensor) -> None:
+        """Makes known memory that is not from `allocate`, so that it is sent from as directly as that.
+
+        `memory`: 1-D uint8, all of the sealed memfd `fd`; both stay the caller's, the memory until after `close`.
+        """
+
     def address(self) -> bytes:
         """What a peer passes to `connect`; travels in the ticket."""
 

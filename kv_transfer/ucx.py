@@ -116,6 +116,9 @@ class UcxTransport:
             raise TransportError(f"{num_bytes} bytes of memory cannot be had: {exc}") from exc
         return torch.frombuffer(memory, dtype=torch.uint8)
 
+    def lend(self, fd: int, memory: torch.Tensor) -> None:
+        """UCX sends from any memory of this process as it is."""
+
     def address(self) -> bytes:
         """This process's identity and the UCX worker's address."""
         return self._address

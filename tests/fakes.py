@@ -126,6 +126,9 @@ class FaultyTransport:
     def allocate(self, num_bytes: int) -> torch.Tensor:
         return self._inner.allocate(num_bytes)
 
+    def lend(self, fd: int, memory: torch.Tensor) -> None:
+        self._inner.lend(fd, memory)
+
     def address(self) -> bytes:
         return self._inner.address()
 

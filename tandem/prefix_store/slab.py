@@ -61,10 +61,10 @@ class SlabView:
             raise StoreError(f"{size} bytes of the store's memory cannot be mapped: {exc}") from exc
         self.num_slots = num_slots
         self.block_bytes = block_bytes
-        everything = np.frombuffer(memory, dtype=np.uint8)
+        self.everything: Bytes = np.frombuffer(memory, dtype=np.uint8)
         start = _table_bytes(num_slots)
-        self.generations: npt.NDArray[np.uint64] = everything[: 8 * num_slots].view(np.uint64)
-        self._blocks: Bytes = everything[start:].reshape(num_slots, block_bytes)
+        self.generations: npt.NDArray[np.uint64] = self.everything[: 8 * num_slots].view(np.uint64)
+        self._blocks: Bytes = self.everything[start:].reshape(num_slots, block_bytes)
         self.memory = torch.from_numpy(self._blocks)
 
     def bytes_of(self, slot: int) -> Bytes:

@@ -17,6 +17,7 @@ import torch
 from kv_transfer.transport import MessageHeader, Transport
 from kv_transfer.transports import make_transport
 from tandem.errors import LinkClosed, TransportError
+from tandem.prefix_store.slab import Slab
 from tandem.types import WorkerId
 from tests.conftest import mapped_by_others
 from tests.kv_transfer.peers import HANDOFF, TIMEOUT_S, RecordingSink, cut, make_header
@@ -95,6 +96,22 @@ def test_memory_that_the_transport_did_not_allocate_can_be_sent_and_received_int
     source.connect(destination.address()).send(make_header(segments), segments).result(TIMEOUT_S)
     assert sink.wait_landed(1) == [None]
     assert torch.equal(memory, sink.memory)
+
+
+def test_memory_that_was_lent_is_sent_as_it_lies(source: Transport, destination: Transport) -> None:
+    slab = Slab(num_slots=8, block_bytes=8192)
+    source.lend(slab.fd, torch.from_numpy(slab.everything))
+    sink = RecordingSink(destination.allocate(8192))
+    destination.serve(sink)
+    payload = slab.tensor_of(3)
+    payload.copy_(torch.arange(8192) % 251)
+    link = source.connect(destination.address())
+    link.send(make_header([payload]), [payload]).result(TIMEOUT_S)
+    assert sink.wait_landed(1) == [None]
+    assert torch.equal(sink.memory, payload)
+    assert link.stats().num_gathers == 0
+    source.close()
+    slab.close()
 
 
 def test_a_thousand_small_messages_land_once_each(source: Transport, destination: Transport) -> None:

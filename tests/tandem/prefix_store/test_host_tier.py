@@ -125,7 +125,7 @@ class HostTierMachine(RuleBasedStateMachine):
 
 
 TestHostTier = HostTierMachine.TestCase
-TestHostTier.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHostTier.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 def test_a_slot_has_another_generation_for_each_block() -> None:
