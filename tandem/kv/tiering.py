@@ -2,7 +2,7 @@
 
 One rule for loading (Mooncake's): a block is loaded when that takes less time than computing it. A prefix is loaded
 front to back, so the choice is how many leading blocks: up to where the host's, the disk's or a peer's end, or none.
-Speeds are measured. A tier that was never tried, or not for long, is taken to be as slow as such tiers are at their worst;
+Speeds are measured. A tier that was never tried, or not for long, is taken to be as slow as its kind is at its worst;
 where that is too slow, it is tried with a few blocks.
 """
 
