@@ -55,6 +55,7 @@ PURE = (
     "tandem/config.py",
     "tandem/errors.py",
     "tandem/kv/layout.py",
+    "tandem/kv/sharding.py",
     "tandem/kv/hashing.py",
     "tandem/kv/block_pool.py",
     "tandem/kv/eviction.py",
