@@ -367,7 +367,7 @@ class DecodeWorker:
             if leg is not None:
                 leg.started_s = now
         if plan.copies:
-            self.executor.cache.copy_blocks([c.source for c in plan.copies], [c.destination for c in plan.copies])
+            self.executor.copy_blocks([c.source for c in plan.copies], [c.destination for c in plan.copies])
         choices = [self._choice_of(step) for step in plan.steps]
         outputs = self.executor.execute(
             [_slice_of(step, choice) for step, choice in zip(plan.steps, choices, strict=True)]
