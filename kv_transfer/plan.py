@@ -26,6 +26,11 @@ class Lane:
     heads: range
 
 
+def only_lane(num_layers: int, num_kv_heads: int) -> Lane:
+    """Between two workers of one rank each."""
+    return Lane(source_rank=0, destination_rank=0, layers=range(num_layers), heads=range(num_kv_heads))
+
+
 def lanes(source: Sharding, destination: Sharding) -> list[Lane]:
     """All lanes between two workers, by destination rank, then source rank.
 

@@ -1,6 +1,7 @@
 """From tensors as a checkpoint names them to `Weights`: checked against the spec, cut for a rank, and fused.
 
-Owns which tensors join and how, and which part of them a rank needs; what they are called is in `tensor_names.py`, how they are read is the loaders'.
+Owns which tensors join and how, and which part of them a rank needs; what they are called is in `tensor_names.py`, how
+they are read is the loaders'.
 """
 
 from __future__ import annotations
