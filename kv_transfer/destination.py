@@ -43,7 +43,7 @@ class DestinationHandoff:
         self.epoch = epoch
         self.lease_s = lease_s
         self.lease_until_s = now + lease_s
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._wanted = (1 << num_blocks) - 1
         self.lanes = {lane.source_rank: lane for lane in lanes}
         self.rank = lanes[0].destination_rank
@@ -81,7 +81,7 @@ class DestinationHandoff:
         `other_ranks` have a half of their own each.
         """
         assert self.state is HandoffState.OFFERED
-        assert 0 <= first_block <= self._num_blocks
+        assert 0 <= first_block <= self.num_blocks
         self.state = HandoffState.RESERVED
         self._wanted = self._wanted >> first_block << first_block
         self._others = set(other_ranks)
@@ -118,7 +118,7 @@ class DestinationHandoff:
         if lane is None or blocks.destination != self.rank:
             return False
         in_layers = lane.layers.start <= blocks.layer < blocks.layers.stop <= lane.layers.stop
-        in_prompt = 0 <= blocks.first_block < end <= self._num_blocks
+        in_prompt = 0 <= blocks.first_block < end <= self.num_blocks
         return in_layers and in_prompt and not blocks.mask & ~self._wanted
 
     def landed(self, blocks: BlockRange, *, digest: int, error: str | None) -> list[Action]:

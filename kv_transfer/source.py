@@ -28,8 +28,8 @@ from tandem.types import Epoch
 class SourceHandoff:
     """One rank's half of one handoff, from its offer on.
 
-    `lease_s` also bounds how long a silent destination is believed in. Rank 0 speaks for all ranks with the destination:
-    its half is over only when theirs are.
+    `lease_s` also bounds how long a silent destination is believed in. Rank 0 speaks for all ranks with the
+    destination: its half is over only when theirs are.
     """
 
     def __init__(self, *, lease_s: float, max_resends: int, now: float) -> None:
@@ -38,7 +38,7 @@ class SourceHandoff:
         self.first_block = 0
         self.lease_s = lease_s
         self._heard_s = now
-        self._max_resends = max_resends
+        self.max_resends = max_resends
         self._resends: dict[BlockRange, int] = {}
         self._answered: dict[BlockRange, int] = {}
         """The newest round of NACKs that each range was sent again for: of one round, once."""
@@ -96,7 +96,7 @@ class SourceHandoff:
         if error is not None and self.may_send:
             return self._resend(blocks, error)
         self._sent.add(blocks)
-        if refused and self.may_send and self._resends.get(blocks, 0) < self._max_resends:
+        if refused and self.may_send and self._resends.get(blocks, 0) < self.max_resends:
             return self._resend(blocks, refused)
         return self._maybe_over()
 
@@ -177,7 +177,7 @@ class SourceHandoff:
     def _resend(self, blocks: BlockRange, reason: str) -> list[Action]:
         self._resends[blocks] = self._resends.get(blocks, 0) + 1
         self._sent.discard(blocks)
-        if self._resends[blocks] > self._max_resends:
+        if self._resends[blocks] > self.max_resends:
             return self._give_up(f"layer {blocks.layer} could not be sent: {reason}", tell_peer=True)
         return [Resend(blocks=blocks)]
 

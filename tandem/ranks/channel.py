@@ -9,6 +9,7 @@ that dies closes its connections, so the other side knows at once; nothing here 
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import struct
@@ -18,6 +19,8 @@ from enum import IntEnum
 
 from tandem.errors import ForeignCall, LinkClosed, TransportError
 from tandem.secret import MAC_BYTES, ClusterKey, same
+
+logger = logging.getLogger(__name__)
 
 _HEAD = struct.Struct("<IB")
 _HELLO = struct.Struct("<4sI16s")
@@ -76,6 +79,9 @@ class RankChannel:
             except TransportError as exc:
                 if not self._closed:
                     on_end(exc)
+            except Exception as exc:
+                logger.exception("a frame of another rank could not be taken")
+                on_end(TransportError(f"a frame could not be taken: {exc}"))
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()

@@ -20,6 +20,10 @@ from tandem.ranks.channel import Kind, RankChannel
 logger = logging.getLogger(__name__)
 
 
+Enqueue = Callable[[Callable[[], None]], None]
+"""Puts a job behind all that rank 0 said before."""
+
+
 class HandoffPart(Protocol):
     """What a rank does about handoffs of its worker."""
 

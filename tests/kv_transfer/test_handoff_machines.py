@@ -33,6 +33,7 @@ from kv_transfer.handoff import (
     StopReceiving,
     combined_digest,
 )
+from kv_transfer.plan import only_lane
 from kv_transfer.source import SourceHandoff
 from tandem.types import Epoch
 
