@@ -36,12 +36,13 @@ class RankedIncoming(Protocol):
 
 
 class DestinationRanks:
-    """All ranks but 0, over the worker's hub. `addresses` are where their transports are reached, in order."""
+    """All ranks but 0, over the worker's hub, once they are ready."""
 
-    def __init__(self, hub: RankHub, addresses: Sequence[bytes]) -> None:
+    def __init__(self, hub: RankHub) -> None:
         self.hub = hub
         self.ranks = range(1, hub.num_ranks)
-        self.addresses = tuple(addresses)
+        self.addresses = tuple(hub.addresses)
+        """Where their transports are reached, in order."""
         self._open: dict[HandoffId, DestinationParts] = {}
         hub.listen_to_handoffs(self._on_frame)
 

@@ -22,6 +22,7 @@ class ParallelExecutor:
     """Implements `Executor`. `cache` is rank 0's part; blocks have the same numbers on every rank."""
 
     def __init__(self, own: LoadedRank, hub: RankHub) -> None:
+        """All ranks are ready."""
         self.hub = hub
         self._stage = own.stage
         self._grammars = GrammarCompiler(

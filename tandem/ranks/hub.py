@@ -86,6 +86,11 @@ class RankHub:
         self._acceptor.start()
 
     @property
+    def addresses(self) -> list[bytes]:
+        """Of the other ranks' transports, in order, once they are ready."""
+        return [self._reports[rank].address for rank in sorted(self._reports)]
+
+    @property
     def port(self) -> int:
         """Where the other ranks connect."""
         return int(self._listener.getsockname()[1])
