@@ -18,7 +18,7 @@ def make_part(parts: RankParts) -> DestinationRank:
     settings = parts.settings
     office = TicketOffice(settings.key, worker_id=settings.worker_id, epoch=Epoch(0))
     receiver = HandoffReceiver(cache=parts.loaded.stage.cache, transport=parts.transport, office=office)
-    return DestinationRank(receiver, RankLoop(parts.channel))
+    return DestinationRank(receiver, RankLoop(parts.channel, on_crash=parts.on_crash))
 
 
 class DecodeRank:

@@ -20,8 +20,10 @@ logger = logging.getLogger(__name__)
 class RankLoop:
     """Runs from its construction until `close`."""
 
-    def __init__(self, channel: RankChannel) -> None:
+    def __init__(self, channel: RankChannel, *, on_crash: Callable[[BaseException], None]) -> None:
+        """`on_crash` hears of what a task raised, which is a bug of ours: the rank cannot be trusted any more."""
         self._channel = channel
+        self._on_crash = on_crash
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="rank-loop", daemon=True)
@@ -35,15 +37,17 @@ class RankLoop:
             logger.debug("the rank's loop is closed")
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Starts a task; on the loop. What it raises is logged: a half that fails otherwise says so itself."""
+        """Starts a task; on the loop."""
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a handoff's half failed unexpectedly", exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("a handoff's half failed unexpectedly", exc_info=error)
+            self._on_crash(error)
 
     def tell(self, handoff_id: HandoffId, message: rank_pb2.FromRank) -> None:
         """Says something to rank 0. Any thread."""

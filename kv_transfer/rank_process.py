@@ -66,6 +66,7 @@ class RankParts:
     transport: Transport
     channel: RankChannel
     enqueue: Enqueue
+    on_crash: Callable[[BaseException], None]
 
 
 MakePart = Callable[[RankParts], HandoffPart]
@@ -106,9 +107,12 @@ class RankProcess:
             self._on_end(error)
 
     def _on_lost(self, error: TransportError) -> None:
-        """Rank 0 is gone. The compute thread may stand in a call that only another rank could end."""
+        """The compute thread may stand in a call that only another rank could end."""
+        self._on_crash(ClusterError(f"rank 0 is gone: {error.message}"))
+
+    def _on_crash(self, error: BaseException) -> None:
         self._lost = True
-        self._on_end(ClusterError(f"rank 0 is gone: {error.message}"))
+        self._on_end(error)
 
     def _serve(self) -> None:
         settings = self._settings
@@ -127,6 +131,7 @@ class RankProcess:
                     transport=transport,
                     channel=channel,
                     enqueue=follower.enqueue,
+                    on_crash=self._on_crash,
                 )
             )
             report = RankReport(

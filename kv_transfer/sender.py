@@ -273,7 +273,7 @@ class OutgoingHandoff:
             self.abort(exc)
             return
         self._poster.open(lanes, key=key, epoch=Epoch(ticket.epoch))
-        self.transport = lanes[0].link.transport
+        self.transport = lanes[0].link.transport if lanes else ""
         other_ranks = range(0)
         if self._parts is not None:
             other_ranks = self._parts.ranks

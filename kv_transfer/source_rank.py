@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 
+Inbox = asyncio.Queue[worker_pb2.DestinationMessage | None]
+
 
 class _ToRank0:
     """A half's control stream: what concerns rank 0 is passed on."""
@@ -53,6 +55,7 @@ class SourceRank:
         self._loop = loop
         self._enqueue = enqueue
         self._halves: dict[HandoffId, OutgoingHandoff] = {}
+        self._inboxes: dict[HandoffId, Inbox] = {}
         self._shipments = self._none_yet()
 
     def _none_yet(self) -> Shipments:
@@ -74,7 +77,7 @@ class SourceRank:
             case "from_destination":
                 self._loop.soon(lambda: self._hear(handoff_id, message.from_destination))
             case "peer_lost":
-                self._loop.soon(lambda: self._lose(handoff_id))
+                self._loop.soon(lambda: self._hear(handoff_id, None))
 
     # --- compute thread
 
@@ -125,6 +128,8 @@ class SourceRank:
             control=_ToRank0(self._loop, handoff_id),
         )
         self._halves[handoff_id] = half
+        inbox = self._inboxes[handoff_id] = Inbox()
+        self._loop.spawn(self._follow(half, inbox))
         self._loop.spawn(self._pulse(half))
 
     async def _pulse(self, half: OutgoingHandoff) -> None:
@@ -134,17 +139,23 @@ class SourceRank:
             await half.on_message(worker_pb2.DestinationMessage(renewed=worker_pb2.LeaseRenewal()))
             half.on_tick(time.monotonic(), renew=False)
 
-    def _hear(self, handoff_id: HandoffId, message: worker_pb2.DestinationMessage) -> None:
-        half = self._halves.get(handoff_id)
-        if half is not None:
-            self._loop.spawn(half.on_message(message))
+    async def _follow(self, half: OutgoingHandoff, inbox: Inbox) -> None:
+        """What the decode worker says, in order, until this half has ended."""
+        while not half.ended:
+            if (message := await inbox.get()) is None:
+                half.on_end(None)
+            else:
+                await half.on_message(message)
 
-    def _lose(self, handoff_id: HandoffId) -> None:
-        half = self._halves.get(handoff_id)
-        if half is not None:
-            half.on_end(None)
+    def _hear(self, handoff_id: HandoffId, message: worker_pb2.DestinationMessage | None) -> None:
+        """None: it is gone."""
+        inbox = self._inboxes.get(handoff_id)
+        if inbox is not None:
+            inbox.put_nowait(message)
 
     def _end(self, handoff_id: HandoffId) -> None:
+        if (inbox := self._inboxes.pop(handoff_id, None)) is not None:
+            inbox.put_nowait(None)
         half = self._halves.pop(handoff_id, None)
         if half is not None:
             ended = rank_pb2.RankEnded(whole=True, sent=[_to_proto(message) for message in half.messages])

@@ -29,8 +29,9 @@ class SourceSide:
     digests: DigestPolicy
     ranks: SourceRanks | None = None
 
-    async def open_lanes(self, destination: WorkerId, reach: Reach) -> tuple[list[OpenLane], LinkSpeed]:
-        """Links to all ranks that this one has something for, and the speed of the slowest.
+    async def open_lanes(self, destination: WorkerId, reach: Reach) -> tuple[list[OpenLane], LinkSpeed | None]:
+        """Links to all ranks that this one has something for, and the speed of the slowest; there may be none, where
+        several ranks hold the same heads.
 
         Raises TransportError; ConfigError when the destination's cut does not fit the model.
         """
@@ -50,4 +51,4 @@ class SourceSide:
             )
         )
         opened = [OpenLane(lane=lane, link=link) for lane, (link, _) in zip(wanted, found, strict=True)]
-        return opened, min((speed for _, speed in found), key=lambda speed: speed.bytes_per_s)
+        return opened, min((speed for _, speed in found), key=lambda speed: speed.bytes_per_s, default=None)

@@ -19,7 +19,7 @@ def make_part(parts: RankParts) -> SourceRank:
     transfer = parts.settings.config.transfer
     links = LinkTable(parts.transport, min_gbps=transfer.min_gbps, strict=transfer.strict)
     side = SourceSide(cache=parts.loaded.stage.cache, links=links, digests=DigestPolicy(transfer.digest_every))
-    loop = RankLoop(parts.channel)
+    loop = RankLoop(parts.channel, on_crash=parts.on_crash)
     return SourceRank(side, key=parts.settings.key, loop=loop, enqueue=parts.enqueue)
 
 
