@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,11 +182,3 @@ def exit_with_rank(error: BaseException | None) -> None:
     logger.critical("rank ends: %s", error)
     logging.shutdown()
     os._exit(1)
-
-
-def cores_of_rank(cores: Sequence[int], rank: int, num_ranks: int) -> list[int]:
-    """A rank's part of its worker's cores; all of them where there are fewer than ranks."""
-    if len(cores) < num_ranks:
-        return list(cores)
-    first, end = (r * len(cores) // num_ranks for r in (rank, rank + 1))
-    return list(cores[first:end])

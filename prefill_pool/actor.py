@@ -31,7 +31,9 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Mark) -> HostedWor
         mark=mark,
     )
     facts = worker_facts(Role.PREFILL, config.model, executor, transport=transport.name)
-    tiers = await open_tiers(settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint)
+    tiers = await open_tiers(
+        settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint, num_ranks=config.prefill.num_ranks
+    )
     mark("prefix store")
     worker = PrefillWorker(
         executor,

@@ -45,10 +45,15 @@ class ParallelExecutor:
         return self._grammars
 
     @torch.inference_mode()
-    def execute(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> list[SliceOutput]:
-        """See `Executor.execute`; `on_layer` hears of the layers of this rank. Raises TransportError without a rank."""
+    def execute(
+        self,
+        batch: Sequence[SequenceSlice],
+        on_layer: LayerHook | None = None,
+        before_layer: LayerHook | None = None,
+    ) -> list[SliceOutput]:
+        """See `Executor.execute`; the hooks hear of the layers of this rank. Raises TransportError without a rank."""
         self.hub.broadcast(Kind.BATCH, pack_batch(batch, self.cache.layout.block_size))
-        return outputs_of(batch, self._stage.run(batch, on_layer))
+        return outputs_of(batch, self._stage.run(batch, on_layer, before_layer))
 
     def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
         """See `Executor.copy_blocks`."""

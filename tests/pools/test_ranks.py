@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from router.tracker import WorkerTracker
-from tandem.errors import ConfigError, TandemError
 from tandem.types import Role
-from tests.pair import make_prompt, monolithic, until
+from tests.pair import make_prompt, monolithic
 from tests.ranked import RankedWorker, Shape, a_tracker, ranked_worker, run_on
 
 PREFILL_SHAPES = [Shape(), Shape(tp=2), Shape(tp=4), Shape(pp=2), Shape(tp=2, pp=2)]
