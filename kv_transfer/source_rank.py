@@ -163,8 +163,8 @@ class SourceRank:
 
     def close(self) -> None:
         """See `HandoffPart`."""
+        self._side.links.close()  # what is under way fails now, while there is a loop to say so
         self._loop.close()
-        self._side.links.close()
 
 
 def _to_proto(message: SentMessage) -> rank_pb2.SentRange:

@@ -69,7 +69,7 @@ class RankedWorker:
 async def ranked_worker(
     model: Path, role: Role, shape: Shape, *, num_blocks: int = 64, **changes: Any
 ) -> AsyncIterator[RankedWorker]:
-    """Everything that belongs to one worker, gone when the block is left."""
+    """Everything that belongs to one worker, gone when the block is left. `changes` are of the section `transfer`."""
     section = {
         "num_blocks": num_blocks,
         "num_threads": 1,
@@ -83,6 +83,7 @@ async def ranked_worker(
             "model": {"source": str(model), "block_size": BLOCK_SIZE},
             role.value: section,
             "transfer": {"transport": "shm", "layers_per_message": 1, **changes},
+            "prefix_store": {"enabled": False},
         }
     )
     failures: list[BaseException] = []
@@ -163,11 +164,20 @@ async def a_tracker() -> AsyncIterator[WorkerTracker]:
 async def run_on(
     prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker, prompt: Sequence[int], **sampling: Any
 ) -> list[int]:
-    """A request from its start to its last token. Raises TandemError."""
-    request = make_live_request(prompt, **{"timeout_s": 60.0, **sampling})
+    """A request from its start to its last token; nothing of it is found or kept. Raises TandemError."""
+    async with dispatched(prefill, decode, tracker, prompt, **sampling) as dispatch:
+        return [step.token_id async for step in dispatch if isinstance(step, TokenStep)]
+
+
+@asynccontextmanager
+async def dispatched(
+    prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker, prompt: Sequence[int], **sampling: Any
+) -> AsyncIterator[LegDispatch]:
+    """A request as the router starts it, and ends it."""
+    request = make_live_request(prompt, **{"timeout_s": 60.0, "salt": None, **sampling})
     dispatch = LegDispatch(request, Route(prefill=prefill.view, decode=decode.view), tracker)
     dispatch.start()
     try:
-        return [step.token_id async for step in dispatch if isinstance(step, TokenStep)]
+        yield dispatch
     finally:
         await dispatch.finish()

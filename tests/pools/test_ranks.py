@@ -11,11 +11,19 @@ from typing import Any
 
 import pytest
 
+from kv_transfer import rank_process
+from kv_transfer.transport import MessageHeader
+from kv_transfer.transports import make_transport
 from router.tracker import WorkerTracker
-from tandem.types import Role
-from tests.pair import make_prompt, monolithic
-from tests.ranked import RankedWorker, Shape, a_tracker, ranked_worker, run_on
+from tandem.config import TransportName
+from tandem.errors import ConfigError
+from tandem.types import Role, TokenLogprobs, TokenStep, WorkerId
+from tests.fakes import Fault, FaultPolicy, FaultyTransport
+from tests.pair import driver_of, make_live_request, make_prompt, monolithic, until
+from tests.ranked import RankedWorker, Shape, a_tracker, dispatched, ranked_worker, run_on
+from tests.same_answer import assert_close
 
+WARM = {"temperature": 0.8, "seed": 3}
 PREFILL_SHAPES = [Shape(), Shape(tp=2), Shape(tp=4), Shape(pp=2), Shape(tp=2, pp=2)]
 DECODE_SHAPES = [Shape(), Shape(tp=2), Shape(tp=4)]
 SEEDED = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "max_tokens": 9}
@@ -51,7 +59,7 @@ def test_every_pair_of_shapes_gives_the_tokens_of_one_engine(request: pytest.Fix
 
 
 def on_pair(model: Path, prefill: Shape, decode: Shape, use: Use, **changes: Any) -> None:
-    """`use` on two workers; all blocks must be free afterwards, and no rank may have failed."""
+    """`use` on two workers; nothing must be left of any request afterwards, and no rank may have failed."""
 
     async def run() -> None:
         async with (
@@ -62,3 +70,118 @@ def on_pair(model: Path, prefill: Shape, decode: Shape, use: Use, **changes: Any
             await use(source, destination, tracker)
 
     asyncio.run(run())
+
+
+def test_choices_share_blocks_on_every_rank_and_scores_come_from_all_of_the_vocabulary(mha: Path) -> None:
+    request = make_live_request(make_prompt(37), num_choices=3, num_prompt_logprobs=2, max_tokens=6, **WARM)
+    [expected] = [driver_of(mha).answer([request])[0]]
+
+    async def use(prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker) -> None:
+        tokens: dict[int, list[int]] = {}
+        scores: list[TokenLogprobs] = []
+        wanted = {"num_choices": 3, "num_prompt_logprobs": 2, "max_tokens": 6, **WARM}
+        async with dispatched(prefill, decode, tracker, make_prompt(37), **wanted) as dispatch:
+            async for step in dispatch:
+                if isinstance(step, TokenStep):
+                    tokens.setdefault(step.choice, []).append(step.token_id)
+                else:
+                    scores += step.logprobs
+        assert tokens == {choice: answer.token_ids for choice, answer in enumerate(expected)}
+        assert_close(scores, expected[0].prompt_scores)
+
+    on_pair(mha, Shape(tp=2, pp=2), Shape(tp=2), use)
+
+
+def test_what_a_destination_holds_already_is_sent_to_none_of_its_ranks(mha: Path) -> None:
+    first, longer = make_prompt(64), [*make_prompt(64), *make_prompt(20, seed=1)]
+
+    async def use(prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker) -> None:
+        assert await run_on(prefill, decode, tracker, first, salt="") == monolithic(mha, first)
+        async with dispatched(prefill, decode, tracker, longer, salt="") as dispatch:
+            tokens = [step.token_id async for step in dispatch if isinstance(step, TokenStep)]
+            result = await dispatch.finish()
+        assert tokens == monolithic(mha, longer)
+        layout = decode.service.worker.executor.cache.layout
+        num_new = layout.num_blocks_for(len(longer)) - len(first) // layout.block_size
+        assert result.prefill.num_cached_tokens == len(first)
+        assert result.prefill.transfer.num_bytes == 2 * num_new * layout.num_layers * layout.block_layer_bytes
+
+    on_pair(mha, Shape(tp=4), Shape(tp=2), use)
+
+
+@pytest.mark.parametrize("fault", [Fault.DROP, Fault.CORRUPT])
+def test_a_message_that_another_rank_lost_or_damaged_is_sent_again_by_that_rank(
+    mha: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    faulty: list[str] = []
+
+    def once(header: MessageHeader, _: int) -> Fault:
+        if faulty or header.layer != 1:
+            return Fault.NONE
+        faulty.append(f"{header.source_rank} to {header.destination_rank}")
+        return fault
+
+    monkeypatch.setattr(rank_process, "make_transport", faulty_maker(once))
+    prompt = make_prompt(50)
+
+    async def use(prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker) -> None:
+        assert await run_on(prefill, decode, tracker, prompt, max_tokens=9) == monolithic(mha, prompt, max_tokens=9)
+        assert faulty == ["1 to 1"]
+
+    on_pair(mha, Shape(tp=2), Shape(tp=2), use, lease_s=2.0)
+
+
+def test_a_cancelled_handoff_ends_on_all_ranks_though_messages_of_some_are_held_up(
+    mha: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[FaultyTransport] = []
+    monkeypatch.setattr(rank_process, "make_transport", faulty_maker(lambda header, _: Fault.DELAY, made))
+
+    async def use(prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker) -> None:
+        async with dispatched(prefill, decode, tracker, make_prompt(50), max_tokens=9) as dispatch:
+            await until(lambda: sum(transport.num_held for transport in made) >= 3)
+            await dispatch.abort()
+        for transport in made:
+            transport.release()
+        await until(lambda: prefill.is_empty and decode.is_empty)
+        assert prefill.service.worker.scheduler.pool.num_free == decode.service.worker.scheduler.pool.num_free == 64
+
+    on_pair(mha, Shape(tp=2), Shape(pp=2), use)
+
+
+def test_a_message_that_is_never_taken_is_fenced_on_the_rank_that_sends_it(
+    mha: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[FaultyTransport] = []
+    monkeypatch.setattr(rank_process, "make_transport", faulty_maker(lambda header, _: Fault.DELAY, made))
+
+    async def use(prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker) -> None:
+        async with dispatched(prefill, decode, tracker, make_prompt(50), max_tokens=9) as dispatch:
+            await until(lambda: sum(transport.num_held for transport in made) >= 3)
+            await dispatch.abort()
+        await until(lambda: prefill.is_empty and decode.is_empty)
+        assert sum(transport.num_held for transport in made) == 0
+
+    on_pair(mha, Shape(tp=2), Shape(), use, lease_s=0.5)
+
+
+def faulty_maker(policy: FaultPolicy, made: list[FaultyTransport] | None = None) -> Callable[..., FaultyTransport]:
+    """Transports for ranks other than 0."""
+
+    def make(name: TransportName, *, worker_id: WorkerId, host: str) -> FaultyTransport:
+        transport = FaultyTransport(make_transport(name, worker_id=worker_id, host=host), policy)
+        if made is not None:
+            made.append(transport)
+        return transport
+
+    return make
+
+
+@pytest.mark.parametrize(("shape", "named"), [(Shape(tp=3), "attention heads"), (Shape(pp=4), "layers")])
+def test_a_worker_that_cannot_be_cut_so_does_not_start_and_says_why(mha: Path, shape: Shape, named: str) -> None:
+    async def start() -> None:
+        async with ranked_worker(mha, Role.DECODE, shape):
+            raise AssertionError("it started")
+
+    with pytest.raises(ConfigError, match=named):
+        asyncio.run(start())
