@@ -49,10 +49,14 @@ def pack_batch(batch: Sequence[SequenceSlice], block_size: int) -> bytes:
 
 def unpack_batch(data: bytes) -> list[SequenceSlice]:
     """Inverse of `pack_batch`, as far as it goes. Raises TransportError for anything else."""
+    if not data or len(data) % _DTYPE.itemsize:
+        raise TransportError(f"not a packed batch: {len(data)} bytes")
     numbers: _Numbers = np.frombuffer(data, dtype=_DTYPE)
-    num_slices = int(numbers[0]) if len(numbers) else 0
+    num_slices = int(numbers[0])
+    if not 0 <= num_slices <= len(numbers) // _FIELDS:
+        raise TransportError(f"not a packed batch: {num_slices} slices in {len(data)} bytes")
     counts = numbers[1 : 1 + _FIELDS * num_slices].reshape(-1, _FIELDS)
-    totals = counts.sum(axis=0, dtype=np.int64) if len(counts) else np.zeros(_FIELDS, dtype=np.int64)
+    totals = counts.sum(axis=0, dtype=np.int64)
     if len(numbers) != 1 + _FIELDS * num_slices + totals[0] + totals[2]:
         raise TransportError("not a packed batch")
     token = 1 + _FIELDS * num_slices

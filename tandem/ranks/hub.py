@@ -114,7 +114,7 @@ class RankHub:
                 if not self._changed.wait(max(0.0, deadline_s - time.monotonic())):
                     missing = sorted(set(range(1, self.num_ranks)) - set(self._reports))
                     raise ClusterError(f"ranks {missing} were not ready within {START_TIMEOUT_S:g} s")
-        self._listener.close()
+        self._stop_listening()
         return [self._reports[rank] for rank in sorted(self._reports)]
 
     def broadcast(self, kind: Kind, payload: bytes = b"") -> None:
@@ -131,7 +131,7 @@ class RankHub:
         if self._closing:
             return
         self._closing = True
-        self._listener.close()
+        self._stop_listening()
         for rank, channel in self._channels.items():
             try:
                 channel.send(Kind.STOP)
@@ -142,6 +142,13 @@ class RankHub:
             reader.join(max(0.0, deadline_s - time.monotonic()))
         for channel in self._channels.values():
             channel.close()
+
+    def _stop_listening(self) -> None:
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would not end a call to accept
+        except OSError:
+            pass  # it is closed already
+        self._listener.close()
 
     def _accept(self) -> None:
         while True:
@@ -182,6 +189,7 @@ class RankHub:
             self._changed.notify_all()
 
     def _on_end(self, rank: int, error: TransportError) -> None:
+        self._channels[rank].close()
         if self._closing:
             return
         lost = WorkerUnavailable(f"rank {rank} of this worker is gone: {error.message}")
