@@ -12,11 +12,14 @@ import torch
 
 from tandem.kv.cache import KvCache
 from tandem.kv.layout import Dtype
+from tandem.model.choice import Choice
 from tandem.model.collectives import GlooCollectives, open_store
+from tandem.model.executor import Scoring, SequenceSlice
 from tandem.model.files import resolve_model
 from tandem.model.loader import load_spec, load_weights
 from tandem.model.parallel import ModelShard
 from tandem.model.stage import Stage
+from tandem.types import BlockId, SamplingParams
 
 T = TypeVar("T")
 BLOCK_SIZE = 8
@@ -57,3 +60,36 @@ class Stages:
             for rank in self.ranks:
                 if rank.collectives is not None:
                     rank.collectives.close()
+
+
+SOMEONE = (Choice(SamplingParams(max_tokens=1)),)
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    return torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def batches() -> list[list[SequenceSlice]]:
+    """Two prompts, one in two chunks and scored, then a token of each."""
+    one, two = [BlockId(b) for b in (9, 3, 4, 17, 5, 6, 7, 8)], [BlockId(b) for b in (12, 11, 13, 2)]
+    long, short = tokens(60, 1), tokens(19, 2)
+    scoring = Scoring(targets=long[1:33], num_top=2)
+    return [
+        [
+            SequenceSlice(token_ids=long[:32], num_computed=0, block_ids=one, scoring=scoring),
+            SequenceSlice(token_ids=short, num_computed=0, block_ids=two, choices=SOMEONE),
+        ],
+        [SequenceSlice(token_ids=long[32:], num_computed=32, block_ids=one, choices=SOMEONE)],
+        [
+            SequenceSlice(token_ids=[7], num_computed=60, block_ids=one, choices=SOMEONE),
+            SequenceSlice(token_ids=[8], num_computed=19, block_ids=two, choices=SOMEONE),
+        ],
+    ]
+
+
+def logits_of(model: str | Path, *, tp: int, pp: int, dtype: Dtype = "float32") -> list[torch.Tensor]:
+    """Rank 0's, of all batches; the other ranks must have none."""
+    with Stages(model, tp=tp, pp=pp, dtype=dtype) as stages:
+        per_rank = stages.on_all(lambda stage: [x for batch in batches() for x in stage.run(batch)])
+    assert not any(len(x) for others in per_rank[1:] for x in others)
+    return list(per_rank[0])

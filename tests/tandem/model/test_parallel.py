@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from tandem.errors import ConfigError
-from tandem.kv.layout import Dtype
-from tandem.model.choice import Choice
 from tandem.model.collectives import Collectives
-from tandem.model.executor import Scoring, SequenceSlice
 from tandem.model.files import DEFAULT_MODEL, resolve_model
 from tandem.model.gguf_file import GgufFile
 from tandem.model.loader import load_spec, load_weights
@@ -19,11 +16,9 @@ from tandem.model.micro_batch import micro_batches
 from tandem.model.parallel import ModelShard
 from tandem.model.spec import ModelSpec, fingerprint
 from tandem.model.stage import row_groups
-from tandem.types import BlockId, SamplingParams
-from tests.stages import BLOCK_SIZE, Stages
+from tests.stages import BLOCK_SIZE, Stages, batches, logits_of
+from tests.tiny_families import save_tiny
 from tests.tiny_model import save_tiny_llama
-
-SOMEONE = (Choice(SamplingParams(max_tokens=1)),)
 
 
 @pytest.fixture(scope="module")
@@ -38,36 +33,6 @@ def mha(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spec_of(model: Path) -> ModelSpec:
     return load_spec(resolve_model(str(model)))
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    return torch.randint(0, 320, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def batches() -> list[list[SequenceSlice]]:
-    """Two prompts, one in two chunks and scored, then a token of each."""
-    one, two = [BlockId(b) for b in (9, 3, 4, 17, 5, 6, 7, 8)], [BlockId(b) for b in (12, 11, 13, 2)]
-    long, short = tokens(60, 1), tokens(19, 2)
-    scoring = Scoring(targets=long[1:33], num_top=2)
-    return [
-        [
-            SequenceSlice(token_ids=long[:32], num_computed=0, block_ids=one, scoring=scoring),
-            SequenceSlice(token_ids=short, num_computed=0, block_ids=two, choices=SOMEONE),
-        ],
-        [SequenceSlice(token_ids=long[32:], num_computed=32, block_ids=one, choices=SOMEONE)],
-        [
-            SequenceSlice(token_ids=[7], num_computed=60, block_ids=one, choices=SOMEONE),
-            SequenceSlice(token_ids=[8], num_computed=19, block_ids=two, choices=SOMEONE),
-        ],
-    ]
-
-
-def logits_of(model: str | Path, *, tp: int, pp: int, dtype: Dtype = "float32") -> list[torch.Tensor]:
-    """Rank 0's, of all batches; the other ranks must have none."""
-    with Stages(model, tp=tp, pp=pp, dtype=dtype) as stages:
-        per_rank = stages.on_all(lambda stage: [x for batch in batches() for x in stage.run(batch)])
-    assert not any(len(x) for others in per_rank[1:] for x in others)
-    return list(per_rank[0])
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (4, 1), (1, 2), (2, 2), (1, 3)])
@@ -90,14 +55,34 @@ def test_ranks_together_give_the_logits_of_one_in_bfloat16(gqa: Path) -> None:
         torch.testing.assert_close(ours, theirs, atol=0.5, rtol=0.05)
 
 
+@pytest.mark.parametrize(
+    ("kind", "tp", "pp"), [("qwen 2", 2, 1), ("gemma 2", 2, 2), ("mixtral", 2, 1), ("qwen 3 moe", 4, 1)]
+)
+def test_biases_post_norms_windows_and_experts_are_cut_too(
+    tmp_path: Path, kind: str, tp: int, pp: int
+) -> None:
+    model = save_tiny(tmp_path, kind)
+    for ours, theirs in zip(logits_of(model, tp=tp, pp=pp), logits_of(model, tp=1, pp=1), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+
+
+def test_each_rank_has_some_experts_whole_and_sums_as_often_as_with_a_dense_mlp(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path, "mixtral")
+    shards = [ModelShard(spec=spec_of(model), tp=2, rank=rank) for rank in (0, 1)]
+    assert [list(shard.experts) for shard in shards] == [[0, 1, 2], [3, 4, 5]]
+    with Stages(model, tp=2, pp=1) as stages:
+        stages.on_all(lambda stage: list(stage.run(batches()[0])))
+        assert [count(stage.collectives) for stage in stages.ranks] == [2 * spec_of(model).num_layers + 1] * 2
+
+
+def count(collectives: Collectives | None) -> int:
+    assert collectives is not None
+    return collectives.num_all_reduces
+
+
 def test_a_block_sums_over_the_ranks_exactly_twice_and_embedding_once(gqa: Path) -> None:
     batch = batches()[0]
     with Stages(gqa, tp=2, pp=1) as stages:
-
-        def count(collectives: Collectives | None) -> int:
-            assert collectives is not None
-            return collectives.num_all_reduces
-
         stages.on_all(lambda stage: list(stage.run(batch)))
         assert [count(stage.collectives) for stage in stages.ranks] == [2 * spec_of(gqa).num_layers + 1] * 2
 
