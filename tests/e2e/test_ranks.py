@@ -54,15 +54,19 @@ def test_two_ranks_give_the_tokens_of_one_engine_and_both_send(cluster: LiveClus
     run(until(cluster, is_idle))
 
 
-def test_a_rank_that_is_killed_ends_its_worker_and_all_of_it_comes_back(cluster: LiveCluster, model: Path) -> None:
+@pytest.mark.parametrize("killed", ["another rank", "rank 0"])
+def test_a_worker_of_which_a_process_is_killed_ends_whole_and_comes_back_whole(
+    cluster: LiveCluster, model: Path, killed: str
+) -> None:
     [rank] = other_ranks()
-    before = workers_of(run(until(cluster, is_idle)), "prefill")[0].pid
-    os.kill(rank.pid, signal.SIGKILL)
+    rank_0 = psutil.Process(workers_of(run(until(cluster, is_idle)), "prefill")[0].pid)
+    os.kill(rank.pid if killed == "another rank" else rank_0.pid, signal.SIGKILL)
 
     def is_back(status: inference_pb2.ClusterStatus) -> bool:
-        return is_idle(status) and [w.pid != before for w in workers_of(status, "prefill")] == [True]
+        return is_idle(status) and [w.pid != rank_0.pid for w in workers_of(status, "prefill")] == [True]
 
     run(until(cluster, is_back))
     assert run(answer(cluster)) == monolithic(model, PROMPT, max_tokens=12)
-    assert [p.pid == rank.pid for p in other_ranks()] == [False]
-    assert not psutil.pid_exists(before)
+    assert not rank.is_running()
+    assert not rank_0.is_running()
+    assert len(other_ranks()) == 1
