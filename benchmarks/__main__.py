@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("engine", "transfer", "startup", "scaling", "recovery")
+NAMES = ("engine", "transfer", "startup", "scaling", "recovery", "ranks")
 
 
 def _name(text: str) -> str:
