@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,18 +13,20 @@ from typing import Any
 
 import pytest
 
+import prefill_pool.actor
 from kv_transfer import rank_process
 from kv_transfer.transport import MessageHeader
 from kv_transfer.transports import make_transport
 from router.tracker import WorkerTracker
 from tandem.config import TransportName
-from tandem.errors import ConfigError
+from tandem.errors import ConfigError, TandemError
 from tandem.types import Role, TokenLogprobs, TokenStep, WorkerId
 from tests.fakes import Fault, FaultPolicy, FaultyTransport
 from tests.pair import driver_of, make_live_request, make_prompt, monolithic, until
 from tests.ranked import RankedWorker, Shape, a_tracker, dispatched, ranked_worker, run_on
 from tests.same_answer import assert_close
 
+NUM_CHAOTIC = 40
 WARM = {"temperature": 0.8, "seed": 3}
 PREFILL_SHAPES = [Shape(), Shape(tp=2), Shape(tp=4), Shape(pp=2), Shape(tp=2, pp=2)]
 DECODE_SHAPES = [Shape(), Shape(tp=2), Shape(tp=4)]
@@ -70,6 +74,16 @@ def on_pair(model: Path, prefill: Shape, decode: Shape, use: Use, **changes: Any
             await use(source, destination, tracker)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("transport", ["ucx", "collective", "auto"])
+def test_ranks_hand_over_by_every_transport(gqa: Path, transport: TransportName) -> None:
+    prompt = make_prompt(45)
+
+    async def use(prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker) -> None:
+        assert await run_on(prefill, decode, tracker, prompt, max_tokens=9) == monolithic(gqa, prompt, max_tokens=9)
+
+    on_pair(gqa, Shape(tp=2), Shape(tp=2, pp=2), use, transport=transport)
 
 
 def test_choices_share_blocks_on_every_rank_and_scores_come_from_all_of_the_vocabulary(mha: Path) -> None:
@@ -167,6 +181,41 @@ def test_a_message_that_is_never_taken_is_fenced_on_the_rank_that_sends_it(
         assert sum(transport.num_held for transport in made) == 0
 
     on_pair(mha, Shape(tp=2), Shape(), use, lease_s=0.5)
+
+
+def test_whatever_the_fabric_does_to_any_rank_no_token_is_wrong_and_no_block_is_lost(
+    mha: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, made, outcomes = random.Random(5), list[FaultyTransport](), Counter[str]()
+    kinds = [Fault.CORRUPT, Fault.DROP, Fault.DUPLICATE, Fault.DELAY, Fault.NONE]
+    maker = faulty_maker(lambda header, _: drawn.choices(kinds, weights=[3, 1, 6, 6, 84])[0], made)
+    for module in (rank_process, prefill_pool.actor):
+        monkeypatch.setattr(module, "make_transport", maker)
+
+    async def use(prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker) -> None:
+        async def one(index: int) -> None:
+            prompt = make_prompt(8 + 7 * (index % 7), seed=index % 5)
+            try:
+                tokens = await run_on(prefill, decode, tracker, prompt, max_tokens=3, timeout_s=20.0)
+            except TandemError as exc:
+                outcomes[type(exc).__name__] += 1
+            else:
+                outcomes["right" if tokens == monolithic(mha, prompt, max_tokens=3) else "wrong"] += 1
+
+        async def release() -> None:
+            while True:
+                await asyncio.sleep(0.02)
+                for transport in made:
+                    transport.release(drawn)
+
+        releasing = asyncio.create_task(release())
+        await asyncio.gather(*(one(index) for index in range(NUM_CHAOTIC)))
+        await until(lambda: prefill.is_empty and decode.is_empty)
+        releasing.cancel()
+
+    on_pair(mha, Shape(tp=2), Shape(tp=2), use, lease_s=2.0, max_resends=1)
+    assert outcomes["right"] > NUM_CHAOTIC / 2
+    assert outcomes.keys() <= {"right", "HandoffFailed"}
 
 
 def faulty_maker(policy: FaultPolicy, made: list[FaultyTransport] | None = None) -> Callable[..., FaultyTransport]:

@@ -18,6 +18,7 @@ from tandem.model.spec import ModelSpec, fingerprint
 from tandem.model.stage import row_groups
 from tests.stages import BLOCK_SIZE, Stages, batches, logits_of
 from tests.tiny_families import save_tiny
+from tests.tiny_gguf import save_gguf
 from tests.tiny_model import save_tiny_llama
 
 
@@ -63,6 +64,16 @@ def test_biases_post_norms_windows_and_experts_are_cut_too(
 ) -> None:
     model = save_tiny(tmp_path, kind)
     for ours, theirs in zip(logits_of(model, tp=tp, pp=pp), logits_of(model, tp=1, pp=1), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["llama 3", "qwen 2"])
+def test_ranks_read_their_parts_of_a_gguf_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = save_gguf(tmp_path / "model.gguf", save_tiny(tmp_path / "hf", kind))
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    for ours, theirs in zip(logits_of(path, tp=2, pp=2), logits_of(path, tp=1, pp=1), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
 
 
