@@ -20,8 +20,8 @@ from tandem.key_source import load_key
 from tandem.model.collectives import open_store
 from tandem.ranks.channel import Kind, RankChannel, connect
 from tandem.ranks.follower import Enqueue, Follower, HandoffPart
-from tandem.ranks.hub import HOST, RankReport, pack_error
-from tandem.ranks.loading import LoadedRank, RankShape, load_rank
+from tandem.ranks.hub import RankReport, pack_error
+from tandem.ranks.loading import HOST, LoadedRank, RankShape, load_rank
 from tandem.secret import ClusterKey
 from tandem.types import Role, WorkerId
 

@@ -31,9 +31,10 @@ class Sharding:
 
     def __post_init__(self) -> None:
         if self.tp < 1 or (self.num_kv_heads % self.tp and self.tp % self.num_kv_heads):
-            raise ConfigError(f"tp must divide {self.num_kv_heads} KV heads or be a multiple of them, got {self.tp}")
+            bound = f"divide {self.num_kv_heads} KV heads or be a multiple of them"
+            raise ConfigError(f"tensor_parallel must {bound}, got {self.tp}")
         if not 1 <= self.pp <= self.num_layers:
-            raise ConfigError(f"pp must be 1 to the {self.num_layers} layers, got {self.pp}")
+            raise ConfigError(f"pipeline_parallel must be 1 to the {self.num_layers} layers, got {self.pp}")
 
     @property
     def num_ranks(self) -> int:

@@ -101,6 +101,13 @@ class GlooCollectives:
         self._stage = self._world = None
 
 
+def join_ranks(store: Any, shard: ModelShard, device: torch.device, *, host: str) -> Collectives:
+    """Meets the other ranks, whose memory is of the same kind as `device`. Blocks. Raises TransportError."""
+    if device.type == "cuda":
+        return NcclCollectives(store, shard, device=device)
+    return GlooCollectives(store, shard, host=host)
+
+
 class NcclCollectives:
     """Between GPUs. NCCL's calls are queued on the current stream, as the model's are."""
 

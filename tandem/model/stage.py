@@ -108,7 +108,7 @@ class Stage:
         return torch.cat(made) if made else None
 
     def _received(self, num_tokens: int) -> torch.Tensor:
-        x = torch.empty(num_tokens, self.shard.spec.hidden_size, dtype=self._dtype)
+        x = torch.empty(num_tokens, self.shard.spec.hidden_size, dtype=self._dtype, device=self.cache.slab.device)
         self._others.receive(x, self.shard.rank - self.shard.tp)
         return x
 
@@ -138,7 +138,7 @@ class Stage:
                 parts.append(own)
                 continue
             of_rank = ModelShard(spec=shard.spec, tp=shard.tp, pp=shard.pp, rank=rank)
-            part = torch.empty(num_rows, len(of_rank.vocabulary))
+            part = torch.empty(num_rows, len(of_rank.vocabulary), device=self.cache.slab.device)
             self._others.receive(part, rank)
             parts.append(part)
         return torch.cat(parts, dim=1)

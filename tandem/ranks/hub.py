@@ -18,12 +18,11 @@ from typing import Any
 from tandem.errors import BY_CODE, ClusterError, ForeignCall, TandemError, TransportError, WorkerUnavailable
 from tandem.model.collectives import open_store
 from tandem.ranks.channel import Kind, RankChannel, accept
+from tandem.ranks.loading import HOST
 from tandem.secret import ClusterKey
 
 logger = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
-"""Ranks of one worker share a node, so nothing of theirs is to be reached from another."""
 START_TIMEOUT_S = 300.0
 """Longest that a rank may take to load its part of the model."""
 _STOP_TIMEOUT_S = 5.0
@@ -77,6 +76,7 @@ class RankHub:
         self._channels: dict[int, RankChannel] = {}
         self._reports: dict[int, RankReport] = {}
         self._failure: TandemError | None = None
+        self._is_lost = False
         self._changed = threading.Condition()
         self._closing = False
         self._on_handoff: Callable[[int, bytes], None] | None = None
@@ -194,9 +194,9 @@ class RankHub:
             return
         lost = WorkerUnavailable(f"rank {rank} of this worker is gone: {error.message}")
         with self._changed:
+            is_first_lost, self._is_lost = not self._is_lost, True
             was_ready = len(self._reports) == self.num_ranks - 1
-            is_first = self._failure is None
-            self._failure = self._failure or lost
+            why = self._failure = self._failure or lost
             self._changed.notify_all()
-        if was_ready and is_first:
-            self._on_lost(lost)
+        if was_ready and is_first_lost:
+            self._on_lost(why)

@@ -12,11 +12,14 @@ import torch
 
 from tandem.config import ModelConfig
 from tandem.kv.cache import KvCache
-from tandem.model.collectives import GlooCollectives
+from tandem.model.collectives import join_ranks
 from tandem.model.files import resolve_model
 from tandem.model.loader import load_spec, load_weights
 from tandem.model.parallel import ModelShard
 from tandem.model.stage import Stage
+
+HOST = "127.0.0.1"
+"""Ranks of one worker share a node, so nothing of theirs is to be reached from another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +65,7 @@ def load_rank(
     cache = KvCache(layout, num_blocks, slab, sharding=sharding, rank=shape.rank)
     weights = load_weights(files, spec, model.dtype, shard)
     load_s = time.monotonic() - started_s
-    others = GlooCollectives(meet(), shard, host="127.0.0.1")
+    others = join_ranks(meet(), shard, slab.device, host=HOST)
     return LoadedRank(
         stage=Stage(shard, weights, cache, collectives=others),
         tokenizer_file=files.tokenizer_dir / "tokenizer.json",

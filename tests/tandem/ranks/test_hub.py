@@ -11,7 +11,8 @@ import pytest
 
 from tandem.errors import ForeignCall, ModelLoadError, TandemError, TransportError, WorkerUnavailable
 from tandem.ranks.channel import Kind, RankChannel, connect
-from tandem.ranks.hub import HOST, RankHub, RankReport, pack_error
+from tandem.ranks.hub import RankHub, RankReport, pack_error
+from tandem.ranks.loading import HOST
 from tandem.secret import ClusterKey
 from tests.factories import CLUSTER_KEY
 
@@ -88,6 +89,17 @@ def test_a_rank_that_goes_is_reported_once_and_sends_to_it_fail() -> None:
         follower.channel.close()
         assert losses.happened.wait(WAIT_S)
         assert [type(error) for error in losses.errors] == [WorkerUnavailable]
+
+
+def test_a_rank_that_fails_while_it_serves_is_lost_with_what_it_said() -> None:
+    with a_hub(2) as (hub, losses):
+        follower = Follower(hub, 1)
+        follower.ready(1)
+        hub.wait_ready()
+        follower.channel.send(Kind.FAILED, pack_error(TransportError("a process group broke")))
+        follower.channel.close()
+        assert losses.happened.wait(WAIT_S)
+        assert [error.message for error in losses.errors] == ["rank 1: a process group broke"]
 
 
 def test_a_rank_whose_rank_0_goes_is_told() -> None:
