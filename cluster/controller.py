@@ -260,6 +260,7 @@ class Controller:
             role=start.role,
             generation=start.generation,
             cores=choose_cores(start.role, self._settings.cores, others, sizes=self._desired.sizes),
+            num_ranks=self._settings.num_ranks.get(start.role, 1),
             selector=self._settings.selectors.get(start.role, Selector()),
         )
 

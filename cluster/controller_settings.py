@@ -26,6 +26,8 @@ class ControllerSettings:
     """Cores of this host to pin workers to; empty pins nobody."""
     selectors: Mapping[Role, Selector] = field(default_factory=dict)
     """Nodes that each pool may use; all where a pool is left out."""
+    num_ranks: Mapping[Role, int] = field(default_factory=dict)
+    """Processes of each worker of a pool; one where it is left out."""
     limits: Limits = field(default_factory=Limits)
     period_s: float = 0.5
     """A turn at least this often."""

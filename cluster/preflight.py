@@ -18,18 +18,19 @@ from tandem.model.check import check_model
 
 
 def check_start(config: ClusterConfig, *, has_port_options: bool = True) -> None:
-    """Raises ModelLoadError or ClusterError, with what to do: give an option, or a field of the configuration.
+    """Raises ModelLoadError, ConfigError or ClusterError, with what to do: give an option, or change a field.
 
     Takes no time and starts nothing.
     """
-    check_model(config.model.source)
+    pools = (config.prefill, config.decode)
+    check_model(config.model.source, [(pool.tensor_parallel, pool.pipeline_parallel) for pool in pools])
     check_ports(config.router, has_port_options=has_port_options)
 
 
 def warnings(config: ClusterConfig) -> list[str]:
     """What its user should know before the start."""
     prefill, decode, cores = config.prefill.num_workers, config.decode.num_workers, len(usable_cores())
-    if prefill + decode <= cores:
+    if prefill * config.prefill.num_ranks + decode * config.decode.num_ranks <= cores:
         return []
     shared = "one core" if cores == 1 else f"{cores} cores"
     return [f"{prefill} prefill and {decode} decode workers share {shared}: they slow each other down"]

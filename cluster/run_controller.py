@@ -22,7 +22,7 @@ from typing import Any
 from cluster.controller import Controller
 from cluster.controller_settings import ControllerEvents, ControllerSettings
 from cluster.events import WorkerInfo
-from cluster.placement import Selector, WorkerPlacement
+from cluster.placement import RESOURCE, Selector, WorkerPlacement
 from cluster.pools import RayPools
 from cluster.process_settings import ProcessSettings
 from cluster.processes import usable_cores
@@ -90,6 +90,8 @@ def worker_settings(settings: ProcessSettings, place: WorkerPlacement) -> dict[s
         "cores": list(place.cores),
         "cores_host": socket.gethostname(),
         "generation": place.generation,
+        "num_ranks": place.num_ranks,
+        "rank_resource": RESOURCE[place.role],
     }
 
 
@@ -108,6 +110,7 @@ def controller_settings(settings: ProcessSettings) -> ControllerSettings:
         drain_timeout_s=config.drain_timeout_s,
         settle_s=SETTLE_HEARTBEATS * config.registry.heartbeat_s,
         cores=usable_cores() if config.pin_cores else (),
+        num_ranks={Role.PREFILL: config.prefill.num_ranks, Role.DECODE: config.decode.num_ranks},
         selectors={
             Role.PREFILL: Selector(labels=split_labels(config.prefill.nodes)),
             Role.DECODE: Selector(labels=split_labels(config.decode.nodes)),

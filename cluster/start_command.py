@@ -34,10 +34,10 @@ NodeIpOption = Annotated[
     str | None, typer.Option("--node-ip", help="This machine's address for the others. Default 127.0.0.2: no others.")
 ]
 PrefillSlotsOption = Annotated[
-    int | None, typer.Option("--prefill-slots", min=0, help="Prefill workers to take. Default: one per core.")
+    int | None, typer.Option("--prefill-slots", min=0, help="Ranks of prefill workers to take. Default: one per core.")
 ]
 DecodeSlotsOption = Annotated[
-    int | None, typer.Option("--decode-slots", min=0, help="Decode workers to take. Default: one per core.")
+    int | None, typer.Option("--decode-slots", min=0, help="Ranks of decode workers to take. Default: one per core.")
 ]
 NoWorkersOption = Annotated[bool, typer.Option("--no-workers", help="Head: take no workers, only nodes do.")]
 NoRouterOption = Annotated[bool, typer.Option("--no-router", help="Head: routers run elsewhere (`tandem router`).")]

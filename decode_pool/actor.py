@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from typing import Any
 
 from decode_pool.service import DecodeService
 from decode_pool.worker import DecodeWorker
+from kv_transfer.destination_ranks import DestinationRanks
 from kv_transfer.transports import make_transport
+from tandem.ranks.executor import ParallelExecutor
 from tandem.types import Epoch, Role
 from tandem.worker.build import build_executor, exit_on_crash, worker_facts
-from tandem.worker.host import HostedWorker, WorkerHost, WorkerSettings
+from tandem.worker.host import HostedWorker, Mark, WorkerHost, WorkerSettings
 from tandem.worker.prefix_tiers import open_tiers
 
 
-async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], None]) -> HostedWorker:
+async def build(settings: WorkerSettings, epoch: Epoch, mark: Mark) -> HostedWorker:
     """Transport, model, worker, in this order."""
     config = settings.config
     transport = make_transport(config.transfer.transport, worker_id=settings.worker_id, host=settings.host)
     mark("transport")
     executor = await asyncio.to_thread(
         build_executor,
-        config.model,
-        num_blocks=config.decode.num_blocks,
-        num_threads=config.decode.num_threads,
+        settings,
+        config.decode,
+        rank_class="decode_pool.rank:DecodeRank",
         allocate=transport.allocate,
         mark=mark,
     )
     facts = worker_facts(Role.DECODE, config.model, executor, transport=transport.name)
-    tiers = await open_tiers(settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint)
+    tiers = await open_tiers(
+        settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint, num_ranks=config.decode.num_ranks
+    )
     mark("prefix store")
     worker = DecodeWorker(
         executor,
@@ -42,7 +45,8 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], No
         max_batch_sequences=config.decode.max_batch_sequences,
         growth_tokens=config.decode.growth_tokens,
         lease_s=config.transfer.lease_s,
-        on_crash=exit_on_crash,
+        on_crash=settings.on_crash or exit_on_crash,
+        ranks=DestinationRanks(executor.hub) if isinstance(executor, ParallelExecutor) else None,
         tiers=tiers,
     )
     return DecodeService(worker, facts)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from decode_pool.scheduler import DecodeOutput, DecodePlan, DecodeScheduler, DecodeStep
 from kv_transfer.destination import DestinationHandoff
+from kv_transfer.destination_ranks import DestinationRanks
 from kv_transfer.handoff import Record
 from kv_transfer.incoming import IncomingHandoff, ReceiveCallbacks
 from kv_transfer.offer import TicketOffice
@@ -81,6 +82,7 @@ class DecodeWorker:
         lease_s: float,
         on_crash: Callable[[BaseException], None],
         tiers: PrefixTiers = NO_TIERS,
+        ranks: DestinationRanks | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.epoch = epoch
@@ -106,7 +108,8 @@ class DecodeWorker:
             "decode-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
         )
         self._office = TicketOffice(key, worker_id=worker_id, epoch=epoch)
-        self.receiver = HandoffReceiver(cache=executor.cache, transport=transport, office=self._office)
+        self._ranks = ranks
+        self.receiver = HandoffReceiver(cache=executor.cache, transport=transport, office=self._office, ranks=ranks)
         self._tiers = tiers
         self.write_back = WriteBack(
             pool=self.scheduler.pool,
@@ -197,6 +200,8 @@ class DecodeWorker:
         await asyncio.to_thread(self._engine.stop)
         await self.write_back.close()
         await self._tiers.close()
+        if self._ranks is not None:
+            await asyncio.to_thread(self._ranks.close)
         self.executor.grammars.close()
         self.transport.close()
 
@@ -228,7 +233,7 @@ class DecodeWorker:
         layout, now = self.executor.cache.layout, time.monotonic()
         machine = DestinationHandoff(
             epoch=self.epoch,
-            num_layers=layout.num_layers,
+            lanes=self.receiver.lanes_from(claims),
             num_blocks=layout.num_blocks_for(offer.num_prompt_tokens),
             lease_s=self._lease_s,
             now=now,
@@ -367,7 +372,7 @@ class DecodeWorker:
             if leg is not None:
                 leg.started_s = now
         if plan.copies:
-            self.executor.cache.copy_blocks([c.source for c in plan.copies], [c.destination for c in plan.copies])
+            self.executor.copy_blocks([c.source for c in plan.copies], [c.destination for c in plan.copies])
         choices = [self._choice_of(step) for step in plan.steps]
         outputs = self.executor.execute(
             [_slice_of(step, choice) for step, choice in zip(plan.steps, choices, strict=True)]

@@ -7,6 +7,7 @@ or has been fenced.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kv_transfer.handoff import (
@@ -26,22 +27,31 @@ from kv_transfer.handoff import (
     StopReceiving,
     combined_digest,
 )
+from kv_transfer.plan import Lane
 from tandem.types import Epoch
 
 
 class DestinationHandoff:
-    """`num_blocks` prompt blocks in `num_layers` layers, of which `reserved` says how many are held already."""
+    """One rank's half: `num_blocks` prompt blocks in the layers of its `lanes`, one from each source rank.
 
-    def __init__(self, *, epoch: Epoch, num_layers: int, num_blocks: int, lease_s: float, now: float) -> None:
+    `reserved` says how many of the blocks are held already. Rank 0 speaks for all ranks with the source: what it
+    receives is delivered, or given back, only when theirs is too.
+    """
+
+    def __init__(self, *, epoch: Epoch, lanes: Sequence[Lane], num_blocks: int, lease_s: float, now: float) -> None:
         self.state = HandoffState.OFFERED
         self.epoch = epoch
         self.lease_s = lease_s
         self.lease_until_s = now + lease_s
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._wanted = (1 << num_blocks) - 1
-        self._arrived = [0] * num_layers
+        self.lanes = {lane.source_rank: lane for lane in lanes}
+        self.rank = lanes[0].destination_rank
+        self._arrived = {(lane.source_rank, layer): 0 for lane in lanes for layer in lane.layers}
         self._in_flight: set[BlockRange] = set()
-        self._digests: dict[tuple[int, int], int] = {}
+        self._digests: dict[tuple[int, int, int], int] = {}
+        self._others: set[int] = set()
+        """Ranks into which something may still be written."""
         self._record: Record | None = None
         self._nack_round = 0
         self._num_events = 0
@@ -57,17 +67,24 @@ class DestinationHandoff:
         """No block is held and nothing more will happen."""
         return self.state in ENDED
 
-    @property
-    def digests(self) -> list[int]:
-        """Digests of what arrived, in (layer, first block) order."""
-        return [digest for _, digest in sorted(self._digests.items())]
+    def _has_expected_digests(self, record: Record) -> bool:
+        ordered = sorted(self._digests.items())
+        return all(
+            combined_digest(digest for (source, _, _), digest in ordered if source == lane)
+            == record.digest_between(lane, self.rank)
+            for lane in self.lanes
+        )
 
-    def reserved(self, first_block: int = 0) -> list[Action]:
-        """All blocks that the sequence needs are reserved; those before `first_block` are held already, not sent."""
+    def reserved(self, first_block: int = 0, *, other_ranks: Iterable[int] = ()) -> list[Action]:
+        """All blocks that the sequence needs are reserved; those before `first_block` are held already, not sent.
+
+        `other_ranks` have a half of their own each.
+        """
         assert self.state is HandoffState.OFFERED
-        assert 0 <= first_block <= self._num_blocks
+        assert 0 <= first_block <= self.num_blocks
         self.state = HandoffState.RESERVED
         self._wanted = self._wanted >> first_block << first_block
+        self._others = set(other_ranks)
         return [SendTicket(epoch=self.epoch, lease_s=self.lease_s, first_block=first_block)]
 
     def renewed(self, now: float) -> list[Action]:
@@ -86,7 +103,7 @@ class DestinationHandoff:
             return False
         if not self._is_wanted(blocks):
             return False
-        if any(self._arrived[layer] & blocks.mask for layer in blocks.layers):
+        if any(self._arrived[blocks.source, layer] & blocks.mask for layer in blocks.layers):
             return False
         if any(blocks.overlaps(other) for other in self._in_flight):
             return False
@@ -97,8 +114,11 @@ class DestinationHandoff:
 
     def _is_wanted(self, blocks: BlockRange) -> bool:
         end = blocks.first_block + blocks.num_blocks
-        in_layers = 0 <= blocks.layer < blocks.layers.stop <= len(self._arrived)
-        in_prompt = 0 <= blocks.first_block < end <= self._num_blocks
+        lane = self.lanes.get(blocks.source)
+        if lane is None or blocks.destination != self.rank:
+            return False
+        in_layers = lane.layers.start <= blocks.layer < blocks.layers.stop <= lane.layers.stop
+        in_prompt = 0 <= blocks.first_block < end <= self.num_blocks
         return in_layers and in_prompt and not blocks.mask & ~self._wanted
 
     def landed(self, blocks: BlockRange, *, digest: int, error: str | None) -> list[Action]:
@@ -111,8 +131,8 @@ class DestinationHandoff:
             self._nack_round += 1
             return [SendNack(blocks=blocks, reason=error, round=self._nack_round)]
         for layer in blocks.layers:
-            self._arrived[layer] |= blocks.mask
-        self._digests[blocks.layer, blocks.first_block] = digest
+            self._arrived[blocks.source, layer] |= blocks.mask
+        self._digests[blocks.source, blocks.layer, blocks.first_block] = digest
         return self._maybe_delivered()
 
     def record(self, record: Record) -> list[Action]:
@@ -126,21 +146,24 @@ class DestinationHandoff:
     def missing(self) -> list[BlockRange]:
         """What has not arrived and is not under way, as maximal ranges of blocks, and of layers that miss the same."""
         ranges: list[BlockRange] = []
-        for layer in range(len(self._arrived)):
-            for first, count in self._missing_in(layer):
-                above = BlockRange(layer=layer - 1, first_block=first, num_blocks=count)
+        for source, layer in self._arrived:
+            for first, count in self._missing_in(source, layer):
+                found = BlockRange(
+                    layer=layer, first_block=first, num_blocks=count, source=source, destination=self.rank
+                )
+                above = replace(found, layer=layer - 1)
                 grown = next((i for i, r in enumerate(ranges) if _continues(r, above)), None)
                 if grown is None:
-                    ranges.append(BlockRange(layer=layer, first_block=first, num_blocks=count))
+                    ranges.append(found)
                 else:
                     ranges[grown] = replace(ranges[grown], num_layers=ranges[grown].num_layers + 1)
         return ranges
 
-    def _missing_in(self, layer: int) -> list[tuple[int, int]]:
+    def _missing_in(self, source: int, layer: int) -> list[tuple[int, int]]:
         """(first block, count) of each maximal run."""
-        left = self._wanted & ~self._arrived[layer]
+        left = self._wanted & ~self._arrived[source, layer]
         for other in self._in_flight:
-            left &= ~other.mask if layer in other.layers else -1
+            left &= ~other.mask if layer in other.layers and source == other.source else -1
         runs, first = [], 0
         while left >> first:
             count = 0
@@ -150,6 +173,15 @@ class DestinationHandoff:
                 runs.append((first, count))
             first += count or 1
         return runs
+
+    def rank_ended(self, rank: int, *, whole: bool) -> list[Action]:
+        """Nothing is written into another rank any more: it has everything, or has been given up."""
+        self._others.discard(rank)
+        if self.state is HandoffState.ABORTING:
+            return self._maybe_drained()
+        if not whole:
+            return self._give_up(f"rank {rank} has not received its part", tell_peer=True)
+        return self._maybe_delivered()
 
     def abort(self, reason: str) -> list[Action]:
         """Our side gives up: client gone, deadline, drain."""
@@ -216,16 +248,16 @@ class DestinationHandoff:
         return [Fence()]
 
     def _maybe_delivered(self) -> list[Action]:
-        whole = all(arrived == self._wanted for arrived in self._arrived)
-        if self._record is None or self._in_flight or not whole:
+        whole = all(arrived == self._wanted for arrived in self._arrived.values())
+        if self._record is None or self._in_flight or self._others or not whole:
             return []
-        if combined_digest(self.digests) != self._record.digest:
+        if not self._has_expected_digests(self._record):
             return self._give_up("the digest of what arrived is not that of what was sent", tell_peer=True)
         self.state = HandoffState.DELIVERED
         return [SendDelivered(), Deliver(record=self._record)]
 
     def _maybe_drained(self) -> list[Action]:
-        quiet = self._receives_stopped and self._writer_stopped and not self._in_flight
+        quiet = self._receives_stopped and self._writer_stopped and not self._in_flight and not self._others
         if self.state is not HandoffState.ABORTING or not quiet:
             return []
         self.state = HandoffState.DRAINED
@@ -233,11 +265,12 @@ class DestinationHandoff:
 
     def check_invariants(self) -> None:
         """Asserts what must hold after each event."""
-        assert all(not arrived & ~self._wanted for arrived in self._arrived)
+        assert all(not arrived & ~self._wanted for arrived in self._arrived.values())
         for blocks in self._in_flight:
-            assert not any(blocks.mask & self._arrived[layer] for layer in blocks.layers)
+            assert not any(blocks.mask & self._arrived[blocks.source, layer] for layer in blocks.layers)
         if self.ended:
             assert not self._in_flight
+            assert not self._others
         if self.state is HandoffState.DELIVERED:
             assert self._record is not None
             assert not self.missing()
@@ -245,5 +278,5 @@ class DestinationHandoff:
 
 def _continues(blocks: BlockRange, last: BlockRange) -> bool:
     """Whether `last` is the last layer of `blocks`."""
-    same_blocks = (blocks.first_block, blocks.num_blocks) == (last.first_block, last.num_blocks)
-    return same_blocks and blocks.layers.stop == last.layers.stop
+    ours, others = ((b.first_block, b.num_blocks, b.source) for b in (blocks, last))
+    return ours == others and blocks.layers.stop == last.layers.stop

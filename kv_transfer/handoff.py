@@ -38,12 +38,17 @@ ENDED = frozenset({HandoffState.DELIVERED, HandoffState.DRAINED, HandoffState.EX
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRange:
-    """`num_blocks` blocks of the prompt from `first_block` on, in `num_layers` layers from `layer` on: one message."""
+    """`num_blocks` blocks of the prompt from `first_block` on, in `num_layers` layers from `layer` on: one message.
+
+    It goes from rank `source` of one worker to rank `destination` of the other, which share one range of heads.
+    """
 
     layer: int
     first_block: int
     num_blocks: int
     num_layers: int = 1
+    source: int = 0
+    destination: int = 0
 
     @property
     def layers(self) -> range:
@@ -56,9 +61,20 @@ class BlockRange:
         return ((1 << self.num_blocks) - 1) << self.first_block
 
     def overlaps(self, other: BlockRange) -> bool:
-        """Whether some block of some layer is in both."""
+        """Whether some block of some layer is in both, between the same ranks."""
+        if (self.source, self.destination) != (other.source, other.destination):
+            return False
         first, end = max(self.layer, other.layer), min(self.layers.stop, other.layers.stop)
         return first < end and bool(self.mask & other.mask)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaneDigest:
+    """One digest over the digests of all messages between two ranks, in (layer, first block) order."""
+
+    source: int
+    destination: int
+    digest: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +89,16 @@ class Record:
     num_cached_tokens: int
     num_messages: int
     digest: int
+    """Of the messages from rank 0 to rank 0."""
+    other_lanes: tuple[LaneDigest, ...] = ()
+    """Of those between other ranks, where there are some."""
+
+    def digest_between(self, source: int, destination: int) -> int | None:
+        """Of one lane; None when the record does not know it."""
+        if (source, destination) == (0, 0):
+            return self.digest
+        found = (d.digest for d in self.other_lanes if (d.source, d.destination) == (source, destination))
+        return next(found, None)
 
 
 def combined_digest(digests: Iterable[int]) -> int:

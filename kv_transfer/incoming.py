@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -23,6 +23,8 @@ from kv_transfer.handoff import (
     Deliver,
     Failed,
     Fence,
+    HandoffState,
+    LaneDigest,
     Record,
     ReleaseBlocks,
     SendAbort,
@@ -38,6 +40,9 @@ from tandem.kv.cache import KvCache
 from tandem.rpc.convert import first_token_from_proto
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import BlockId, Epoch
+
+if TYPE_CHECKING:
+    from kv_transfer.destination_ranks import DestinationParts
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +77,9 @@ class HandoffDesk(Protocol):
     def forget(self, handoff: IncomingHandoff) -> None:
         """The handoff has ended."""
 
+    def parts(self, handoff: IncomingHandoff) -> DestinationParts | None:
+        """The other ranks' halves, where this worker has other ranks and this is rank 0."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceiveCallbacks:
@@ -86,7 +94,7 @@ class ReceiveCallbacks:
 
 
 class IncomingHandoff:
-    """One handoff on the decode side."""
+    """One rank's half of one handoff on the decode side. Rank 0's speaks for all of them with the source."""
 
     def __init__(
         self,
@@ -102,6 +110,7 @@ class IncomingHandoff:
         self.handoff_id = claims.handoff_id
         self._expires_s = time.monotonic() + claims.expires_s - now
         self._link_key = desk.link_key(claims)
+        self._parts = desk.parts(self)
         self._machine = machine
         self._desk = desk
         self._callbacks = callbacks
@@ -124,7 +133,8 @@ class IncomingHandoff:
                 self._callbacks.released()
                 return
             self._block_ids = block_ids
-            self._perform(self._machine.reserved(first_block))
+            other_ranks = range(0) if self._parts is None else self._parts.ranks
+            self._perform(self._machine.reserved(first_block, other_ranks=other_ranks))
 
     def abort(self, error: TandemError) -> None:
         """Our side gives up."""
@@ -140,14 +150,17 @@ class IncomingHandoff:
             self._desk.arrived.num_forged += 1
             logger.warning("refused a message of handoff %s without its ticket's code", self.handoff_id)
             return None
-        blocks = _range_of(header)
-        expected = header.num_layers * header.num_blocks * cache.layout.block_layer_bytes
+        lane, blocks = self._machine.lanes.get(header.source_rank), _range_of(header)
+        if lane is None or (header.first_head, header.num_heads) != (lane.heads.start, len(lane.heads)):
+            return None
+        head_bytes = cache.layout.block_layer_bytes // cache.layout.num_kv_heads
+        expected = header.num_layers * header.num_blocks * header.num_heads * head_bytes
         with self._lock:
             is_late = time.monotonic() >= self._expires_s
             if is_late or header.num_bytes != expected or not self._machine.may_place(blocks, header.epoch):
                 return None
             block_ids = self._block_ids[header.first_block : header.first_block + header.num_blocks]
-        return [segment for layer in blocks.layers for segment in cache.segments(layer, block_ids)]
+        return [segment for layer in blocks.layers for segment in cache.segments(layer, block_ids, lane.heads)]
 
     def landed(self, header: MessageHeader, error: TransportError | None) -> None:
         """A placed message is whole, or will never be."""
@@ -160,6 +173,8 @@ class IncomingHandoff:
     def on_message(self, message: worker_pb2.SourceMessage) -> None:
         """A control message from the prefill worker, after its offer."""
         kind = message.WhichOneof("message")
+        if self._parts is not None:
+            self._parts.pass_on(message)
         with self._lock:
             if kind == "renew":
                 self._perform(self._machine.renewed(time.monotonic()))
@@ -177,6 +192,8 @@ class IncomingHandoff:
 
     def peer_lost(self, reason: str) -> None:
         """The control stream is gone."""
+        if self._parts is not None:
+            self._parts.peer_lost(reason)
         with self._lock:
             self._perform(self._machine.peer_lost(reason))
 
@@ -184,6 +201,31 @@ class IncomingHandoff:
         """Looks at the lease clock."""
         with self._lock:
             self._perform(self._machine.tick(now))
+
+    # --- other ranks (any thread)
+
+    @property
+    def num_blocks(self) -> int:
+        """Of the prompt."""
+        return self._machine.num_blocks
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything has arrived."""
+        return self._machine.state is HandoffState.DELIVERED
+
+    def rank_said(self, message: worker_pb2.DestinationMessage) -> None:
+        """What another rank's half would say to the source: rank 0 says it."""
+        if message.WhichOneof("message") == "abort":
+            self.abort(BY_CODE.get(message.abort.code, HandoffFailed)(message.abort.reason))
+        elif message.WhichOneof("message") == "nack":
+            self._desk.arrived.num_nacked += 1
+            self._put(message)
+
+    def rank_ended(self, rank: int, *, whole: bool) -> None:
+        """Nothing is written into another rank any more."""
+        with self._lock:
+            self._perform(self._machine.rank_ended(rank, whole=whole))
 
     # --- actions
 
@@ -199,7 +241,11 @@ class IncomingHandoff:
         epoch = self._machine.epoch
         match action:
             case SendTicket(lease_s=lease_s, first_block=first_block):
-                self._put(worker_pb2.DestinationMessage(ticket=self._desk.ticket(self, lease_s, first_block)))
+                ticket = worker_pb2.DestinationMessage(ticket=self._desk.ticket(self, lease_s, first_block))
+                if self._parts is None:
+                    self._put(ticket)
+                else:
+                    self._parts.start(self._block_ids, ticket.ticket, then=lambda: self._put(ticket))
             case SendNack(blocks=blocks, reason=reason, round=round_number):
                 self._desk.arrived.num_nacked += 1
                 nack = worker_pb2.HandoffNack(
@@ -209,6 +255,8 @@ class IncomingHandoff:
                     round=round_number,
                     first_block=blocks.first_block,
                     num_blocks=blocks.num_blocks,
+                    source_rank=blocks.source,
+                    destination_rank=blocks.destination,
                     reason=reason,
                 )
                 self._put(worker_pb2.DestinationMessage(nack=nack))
@@ -221,6 +269,8 @@ class IncomingHandoff:
             case Deliver(record=record):
                 self._callbacks.delivered(record)
             case Failed(reason=reason):
+                if self._parts is not None:
+                    self._parts.peer_lost(reason)
                 self._callbacks.failed(self._failure or HandoffFailed(reason))
             case StopReceiving():
                 self._desk.quiesce(self, self._receives_stopped)
@@ -254,6 +304,8 @@ def _range_of(header: MessageHeader) -> BlockRange:
         num_layers=header.num_layers,
         first_block=header.first_block,
         num_blocks=header.num_blocks,
+        source=header.source_rank,
+        destination=header.destination_rank,
     )
 
 
@@ -263,4 +315,8 @@ def _record_from_proto(record: worker_pb2.HandoffRecord) -> Record:
         num_cached_tokens=record.num_cached_tokens,
         num_messages=record.num_messages,
         digest=record.digest,
+        other_lanes=tuple(
+            LaneDigest(source=lane.source_rank, destination=lane.destination_rank, digest=lane.digest)
+            for lane in record.other_lanes
+        ),
     )

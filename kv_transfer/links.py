@@ -22,7 +22,7 @@ from tandem.types import WorkerId
 logger = logging.getLogger(__name__)
 
 MAX_LINKS_PER_WORKER = 4
-"""A worker that starts again has a new address; links to its earlier lives fall out by themselves."""
+"""For each rank. A worker that starts again has a new address; links to its earlier lives fall out by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +61,11 @@ class LinkTable:
         self._probe_memory: torch.Tensor | None = None
         self._probing = threading.Lock()
 
-    async def get(self, worker_id: WorkerId, address: bytes) -> tuple[Link, LinkSpeed]:
-        """The link to this address, opened and measured if needed. Raises TransportError; LinkTooSlow when strict."""
+    async def get(self, worker_id: WorkerId, address: bytes, *, num_ranks: int = 1) -> tuple[Link, LinkSpeed]:
+        """The link to this address of a worker of `num_ranks`, opened and measured if needed.
+
+        Raises TransportError; LinkTooSlow when strict.
+        """
         known = self._links.get(address)
         if known is None:
             opened = await asyncio.to_thread(self._open, worker_id, address)
@@ -71,7 +74,7 @@ class LinkTable:
                 opened.link.close()
                 return known.link, known.speed
             known = self._links[address] = opened
-            self._prune(worker_id)
+            self._prune(worker_id, MAX_LINKS_PER_WORKER * num_ranks)
         self._links.move_to_end(address)
         return known.link, known.speed
 
@@ -99,9 +102,9 @@ class LinkTable:
             logger.info("link: %s", text)
         return OpenLink(worker_id=worker_id, link=link, speed=speed, slow=slow, probed=link.stats())
 
-    def _prune(self, worker_id: WorkerId) -> None:
+    def _prune(self, worker_id: WorkerId, num_kept: int) -> None:
         addresses = [address for address, known in self._links.items() if known.worker_id == worker_id]
-        for address in addresses[:-MAX_LINKS_PER_WORKER]:
+        for address in addresses[:-num_kept]:
             self._links.pop(address).link.close()
 
     def drop(self, link: Link) -> None:

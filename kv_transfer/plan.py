@@ -12,48 +12,43 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.errors import ConfigError
+from tandem.kv.sharding import Shard, Sharding
 from tandem.types import BlockId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shard:
-    """What one rank holds of the model's KV."""
+class Lane:
+    """What one source rank has of what one destination rank takes; two ranks share one lane, or none."""
 
-    rank: int
+    source_rank: int
+    destination_rank: int
     layers: range
     heads: range
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sharding:
-    """How a worker of `tp * pp` ranks is cut. Rank `stage * tp + i` is TP rank i of a PP stage."""
+def only_lane(num_layers: int, num_kv_heads: int) -> Lane:
+    """Between two workers of one rank each."""
+    return Lane(source_rank=0, destination_rank=0, layers=range(num_layers), heads=range(num_kv_heads))
 
-    num_layers: int
-    num_kv_heads: int
-    block_size: int
-    tp: int = 1
-    pp: int = 1
 
-    def __post_init__(self) -> None:
-        if self.num_kv_heads % self.tp and self.tp % self.num_kv_heads:
-            raise ConfigError(f"tp must divide {self.num_kv_heads} KV heads or be a multiple of them, got {self.tp}")
-        if not 1 <= self.pp <= self.num_layers:
-            raise ConfigError(f"pp must be 1 to the {self.num_layers} layers, got {self.pp}")
+def lanes(source: Sharding, destination: Sharding) -> list[Lane]:
+    """All lanes between two workers, by destination rank, then source rank.
 
-    @property
-    def num_replicas(self) -> int:
-        """TP ranks that hold the same heads."""
-        return max(1, self.tp // self.num_kv_heads)
-
-    def shards(self) -> list[Shard]:
-        """Of all ranks, in order."""
-        return [self._shard(stage, i) for stage in range(self.pp) for i in range(self.tp)]
-
-    def _shard(self, stage: int, index: int) -> Shard:
-        first, end = (s * self.num_layers // self.pp for s in (stage, stage + 1))
-        heads_each = max(1, self.num_kv_heads // self.tp)
-        head = index // self.num_replicas * heads_each
-        return Shard(rank=stage * self.tp + index, layers=range(first, end), heads=range(head, head + heads_each))
+    Every (layer, head) of every destination rank is in exactly one of its lanes. Raises ConfigError when the two are
+    not of one model.
+    """
+    if (source.num_layers, source.num_kv_heads) != (destination.num_layers, destination.num_kv_heads):
+        raise ConfigError("source and destination have different numbers of layers or KV heads")
+    givers = source.shards()
+    found = []
+    for taker in destination.shards():
+        for giver in givers:
+            layers, heads = common(giver.layers, taker.layers), common(giver.heads, taker.heads)
+            if layers and heads and _is_chosen(giver, taker, source):
+                found.append(
+                    Lane(source_rank=giver.rank, destination_rank=taker.rank, layers=layers, heads=heads)
+                )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,30 +70,24 @@ def plan_copies(
     The number of copies depends on how the two are cut, never on tokens or blocks. Raises ConfigError when the two are
     not of one model.
     """
-    if (source.num_layers, source.num_kv_heads) != (destination.num_layers, destination.num_kv_heads):
-        raise ConfigError("source and destination have different numbers of layers or KV heads")
-    givers = source.shards()
     copies = []
-    for taker in destination.shards():
-        held = held_tokens[taker.rank] if held_tokens else 0
-        if held >= num_tokens:
-            continue
-        for giver in givers:
-            layers, heads = _common(giver.layers, taker.layers), _common(giver.heads, taker.heads)
-            if layers and heads and _is_chosen(giver, taker, source):
-                copies.append(
-                    Copy(
-                        source_rank=giver.rank,
-                        destination_rank=taker.rank,
-                        layers=layers,
-                        heads=heads,
-                        tokens=range(held, num_tokens),
-                    )
+    for lane in lanes(source, destination):
+        held = held_tokens[lane.destination_rank] if held_tokens else 0
+        if held < num_tokens:
+            copies.append(
+                Copy(
+                    source_rank=lane.source_rank,
+                    destination_rank=lane.destination_rank,
+                    layers=lane.layers,
+                    heads=lane.heads,
+                    tokens=range(held, num_tokens),
                 )
+            )
     return copies
 
 
-def _common(one: range, other: range) -> range:
+def common(one: range, other: range) -> range:
+    """What lies in both."""
     first = max(one.start, other.start)
     return range(first, max(first, min(one.stop, other.stop)))
 

@@ -9,15 +9,18 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 import torch
 
+from kv_transfer.destination_ranks import DestinationParts, DestinationRanks
 from kv_transfer.incoming import Arrived, IncomingHandoff
 from kv_transfer.offer import TicketOffice
+from kv_transfer.plan import Lane, lanes
 from kv_transfer.probe import ProbeSink
-from kv_transfer.ticket import Claims
+from kv_transfer.ticket import Claims, Reach
 from kv_transfer.transport import MessageHeader, Transport
-from tandem.errors import HandoffFailed, TandemError, TransportError
+from tandem.errors import ConfigError, HandoffFailed, TandemError, TransportError
 from tandem.kv.cache import KvCache
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import HandoffId
@@ -31,8 +34,12 @@ TICK_S = 0.25
 class HandoffReceiver:
     """All open handoffs of a decode worker; the transport's sink."""
 
-    def __init__(self, *, cache: KvCache, transport: Transport, office: TicketOffice) -> None:
+    def __init__(
+        self, *, cache: KvCache, transport: Transport, office: TicketOffice, ranks: DestinationRanks | None = None
+    ) -> None:
+        """`ranks` are the others of this worker, on its rank 0."""
         self._cache = cache
+        self._ranks = ranks
         self._transport = transport
         self._office = office
         self._handoffs: dict[HandoffId, IncomingHandoff] = {}
@@ -69,6 +76,8 @@ class HandoffReceiver:
 
     def forget(self, handoff: IncomingHandoff) -> None:
         """Called by a handoff that has ended."""
+        if self._ranks is not None:
+            self._ranks.forget(handoff.handoff_id)
         self._handoffs.pop(handoff.handoff_id, None)
 
     def link_key(self, claims: Claims) -> bytes:
@@ -82,8 +91,26 @@ class HandoffReceiver:
             first_block=first_block,
             lease_s=lease_s,
             transport=self._transport.name,
-            address=self._transport.address(),
+            reach=self._reach(),
         )
+
+    def _reach(self) -> Reach:
+        sharding = self._cache.sharding
+        others = () if self._ranks is None else self._ranks.addresses
+        return Reach(addresses=(self._transport.address(), *others), tp=sharding.tp, pp=sharding.pp)
+
+    def parts(self, handoff: IncomingHandoff) -> DestinationParts | None:
+        """The other ranks' halves, on rank 0 of a worker that has some."""
+        return None if self._ranks is None else self._ranks.open(handoff)
+
+    def lanes_from(self, claims: Claims) -> list[Lane]:
+        """What comes into this rank, from each rank of a source. Raises HandoffFailed when the two do not fit."""
+        own = self._cache.sharding
+        try:
+            source = replace(own, tp=claims.source_tp, pp=claims.source_pp)
+            return [lane for lane in lanes(source, own) if lane.destination_rank == self._cache.shard.rank]
+        except ConfigError as exc:
+            raise HandoffFailed(f"the prefill worker is cut in a way that does not fit: {exc.message}") from exc
 
     def quiesce(self, handoff: IncomingHandoff, then: Callable[[], None]) -> None:
         """Calls `then` when the transport writes nothing of this handoff any more.

@@ -1,6 +1,6 @@
 """Drives one source handoff: posts KV from the engine's thread, and carries out what its machine asks for.
 
-Owns the link, timestamps and the order of IO; every decision is `source.SourceHandoff`'s. One lock per handoff guards
+Owns timestamps and the order of IO; every decision is `source.SourceHandoff`'s. One lock per handoff guards
 its machine; callbacks run under it, so a callback's owner must not call a handoff while it holds a lock that its own
 callbacks take.
 """
@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from kv_transfer.digest import DigestPolicy
 from kv_transfer.handoff import (
     Action,
     BlockRange,
     Failed,
     Fence,
+    LaneDigest,
     Record,
     ReleaseBlocks,
     Resend,
@@ -28,27 +29,27 @@ from kv_transfer.handoff import (
     SendRecord,
     combined_digest,
 )
-from kv_transfer.links import LinkTable
-from kv_transfer.offer import Offer
+from kv_transfer.offer import Offer, reach_of
+from kv_transfer.posting import Poster
+from kv_transfer.sent import SentMessage
 from kv_transfer.sizing import LinkSpeed
 from kv_transfer.source import SourceHandoff
 from kv_transfer.source_control import SourceControl
-from kv_transfer.transport import Link, MessageHeader
-from tandem.errors import BY_CODE, HandoffFailed, LinkClosed, TandemError, TransportError
-from tandem.kv.cache import KvCache
+from kv_transfer.source_side import SourceSide
+from tandem.errors import BY_CODE, ConfigError, HandoffFailed, LinkClosed, TandemError, TransportError
 from tandem.rpc.convert import first_token_to_proto
 from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
 from tandem.types import BlockId, Epoch, RequestId, TokenStep
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SentMessage:
-    """One message of a transfer; times on this process's monotonic clock."""
+class SourceStream(Protocol):
+    """What a half says goes here. Any thread."""
 
-    blocks: BlockRange
-    num_bytes: int
-    posted_s: float
-    done_s: float
+    def put(self, message: worker_pb2.SourceMessage) -> None:
+        """Sends a message, after those before it."""
+
+    def finish(self) -> None:
+        """This half has ended: nothing more follows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,37 +65,40 @@ class HandoffCallbacks:
 
 
 class OutgoingHandoff:
-    """One handoff from the prefill side."""
+    """One rank's half of one handoff from the prefill side.
+
+    On rank 0, `side.ranks` are the other ranks, which have a half each; the control stream then speaks for all. On
+    those, the stream given by `control` runs to rank 0.
+    """
 
     def __init__(
         self,
         offer: Offer,
         *,
-        cache: KvCache,
-        links: LinkTable,
+        side: SourceSide,
         machine: SourceHandoff,
         callbacks: HandoffCallbacks,
-        digests: DigestPolicy,
+        control: SourceStream | None = None,
     ) -> None:
         self._offer = offer
-        self._cache = cache
-        self._links = links
+        self._side = side
         self._machine = machine
         self._callbacks = callbacks
-        self._digest_policy = digests
         self._lock = threading.RLock()
         self._loop = asyncio.get_running_loop()
-        self._control = SourceControl(self)
-        self._link: Link | None = None
-        self._link_key = b""
+        own = SourceControl(self)
+        self._own_control = own
+        self._control: SourceStream = own if control is None else control
+        self._parts = None if side.ranks is None else side.ranks.open(offer.message, self)
+        self._poster = Poster(offer.claims.handoff_id, side.cache, side.digests)
         self._block_ids: tuple[BlockId, ...] = ()
-        self._digests: dict[tuple[int, int], int] = {}
+        self._computed: Record | None = None
         self._failure: TandemError | None = None
         self._closed = False
         self.transport = ""
         """The transport in use, once there is a link."""
         self.speed: LinkSpeed | None = None
-        """What the link's probe measured, once there is a link."""
+        """What the slowest link's probe measured, once there is one."""
         self.messages: list[SentMessage] = []
         self.asked_s = time.monotonic()
         self.ticket_s = 0.0
@@ -104,44 +108,38 @@ class OutgoingHandoff:
         """The request that is handed over."""
         return self._offer.claims.request_id
 
+    @property
+    def ended(self) -> bool:
+        """Whether this half holds no block and nothing more will happen."""
+        return self._machine.ended
+
     # --- engine thread
 
-    def post(self, blocks: BlockRange, block_ids: tuple[BlockId, ...]) -> None:
-        """Ships the KV of a range that has just been written, less what the destination holds already, in one message.
+    def ship(self, blocks: BlockRange, block_ids: tuple[BlockId, ...], *, layers_per_message: int) -> None:
+        """The batch that runs next completes these blocks in every layer: other ranks are told so."""
+        if self._parts is not None:
+            self._parts.ship(blocks, block_ids, layers_per_message=layers_per_message)
 
-        `block_ids` is the whole block table.
+    def post(self, blocks: BlockRange, block_ids: tuple[BlockId, ...]) -> None:
+        """Ships the KV of a range that has just been written, less what the destination holds already.
+
+        One message for each destination rank that takes some of it; `block_ids` is the whole block table.
         """
         self._block_ids = block_ids
         first = max(blocks.first_block, self._machine.first_block)
         count = blocks.first_block + blocks.num_blocks - first
         if count > 0:
-            self._post(
-                BlockRange(layer=blocks.layer, num_layers=blocks.num_layers, first_block=first, num_blocks=count)
-            )
+            for each in self._poster.ranges(replace(blocks, first_block=first, num_blocks=count)):
+                self._post(each)
 
     def _post(self, blocks: BlockRange) -> None:
         with self._lock:
             if not self._machine.posting(blocks):
                 return
-            link = self._link
-        assert link is not None
-        block_ids = self._block_ids[blocks.first_block : blocks.first_block + blocks.num_blocks]
-        segments = [s for layer in blocks.layers for s in self._cache.segments(layer, block_ids)]
-        checksum = self._digest_policy.digest(segments)
-        self._digests[blocks.layer, blocks.first_block] = checksum
-        header = MessageHeader(
-            handoff_id=self._offer.claims.handoff_id,
-            epoch=self._machine.epoch,
-            layer=blocks.layer,
-            num_layers=blocks.num_layers,
-            first_block=blocks.first_block,
-            num_blocks=blocks.num_blocks,
-            num_bytes=sum(segment.numel() for segment in segments),
-            digest=checksum,
-        ).sealed(self._link_key)
         posted_s = time.monotonic()
-        future = link.send(header, segments)
-        future.add_done_callback(lambda done: self._sent(done, header.num_bytes, posted_s, blocks))
+        block_ids = self._block_ids[blocks.first_block : blocks.first_block + blocks.num_blocks]
+        num_bytes, future = self._poster.send(blocks, block_ids)
+        future.add_done_callback(lambda done: self._sent(done, num_bytes, posted_s, blocks))
 
     def _sent(self, future: Future[None], num_bytes: int, posted_s: float, blocks: BlockRange) -> None:
         error = future.exception()
@@ -152,20 +150,53 @@ class OutgoingHandoff:
                     SentMessage(blocks=blocks, num_bytes=num_bytes, posted_s=posted_s, done_s=done_s)
                 )
             self._perform(self._machine.sent(blocks, None if error is None else str(error)))
-        if isinstance(error, LinkClosed) and self._link is not None:
-            self._loop.call_soon_threadsafe(self._links.drop, self._link)
+        if isinstance(error, LinkClosed):
+            link = self._poster.lanes[blocks.destination].link
+            self._loop.call_soon_threadsafe(self._side.links.drop, link)
 
     def computed(self, first: tuple[TokenStep, ...], *, num_cached_tokens: int) -> None:
-        """The prompt is prefilled, everything has been posted: send the record. `first`: each choice's first token."""
-        ordered = [value for _, value in sorted(self._digests.items())]
+        """The prompt is prefilled, everything has been posted: send the record. `first`: each choice's first token.
+
+        With other ranks, as soon as they have said what they posted.
+        """
+        lanes = self._poster.lane_digests()
+        own = next((lane for lane in lanes if (lane.source, lane.destination) == (0, 0)), None)
         record = Record(
             first=first,
             num_cached_tokens=num_cached_tokens,
-            num_messages=len(ordered),
-            digest=combined_digest(ordered),
+            num_messages=self._poster.num_messages,
+            digest=combined_digest(()) if own is None else own.digest,
+            other_lanes=tuple(lane for lane in lanes if lane is not own),
+        )
+        if self._parts is not None:
+            self._computed = record
+            self._parts.ask_records()
+            return
+        with self._lock:
+            self._perform(self._machine.computed(record))
+
+    # --- other ranks (any thread)
+
+    def rank_recorded(self, lanes: Sequence[LaneDigest], num_messages: int) -> None:
+        """See `RankedHandoff`."""
+        assert self._computed is not None
+        record = replace(
+            self._computed,
+            other_lanes=(*self._computed.other_lanes, *lanes),
+            num_messages=self._computed.num_messages + num_messages,
         )
         with self._lock:
             self._perform(self._machine.computed(record))
+
+    def rank_failed(self, error: TandemError) -> None:
+        """See `RankedHandoff`."""
+        self.abort(error)
+
+    def rank_ended(self, rank: int, messages: Sequence[SentMessage]) -> None:
+        """See `RankedHandoff`."""
+        with self._lock:
+            self.messages += messages
+            self._perform(self._machine.rank_ended(rank))
 
     # --- any thread
 
@@ -179,8 +210,8 @@ class OutgoingHandoff:
 
     async def run(self, stub: worker_pb2_grpc.DecodeWorkerAsyncStub) -> None:
         """Holds the control stream until the handoff has ended. Raises nothing: failures go to the callbacks."""
-        self._control.put(worker_pb2.SourceMessage(offer=self._offer.message))
-        await self._control.run(stub)
+        self._own_control.put(worker_pb2.SourceMessage(offer=self._offer.message))
+        await self._own_control.run(stub)
 
     @property
     def beat_s(self) -> float:
@@ -194,6 +225,8 @@ class OutgoingHandoff:
             if error is not None:
                 reason = f"lost the decode worker: {error.message}"
                 self._failure = error if isinstance(error, HandoffFailed) else HandoffFailed(reason)
+            if self._parts is not None:
+                self._parts.peer_lost(reason)
             self._perform(self._machine.peer_lost(reason, time.monotonic()))
 
     def on_tick(self, now: float, *, renew: bool) -> None:
@@ -209,6 +242,8 @@ class OutgoingHandoff:
         if message.WhichOneof("message") == "ticket":
             await self._on_ticket(message.ticket)
             return
+        if self._parts is not None:
+            self._parts.pass_on(message)
         with self._lock:
             self._perform(self._answer(message, time.monotonic()))
 
@@ -227,21 +262,31 @@ class OutgoingHandoff:
         return []
 
     async def _on_ticket(self, ticket: worker_pb2.Ticket) -> None:
+        claims = self._offer.claims
         try:
-            self._link_key = self._offer.accept(ticket, now=time.time())
-            link, self.speed = await self._links.get(self._offer.claims.destination, ticket.transport_address)
+            key = self._offer.accept(ticket, now=time.time())
+            lanes, self.speed = await self._side.open_lanes(claims.destination, reach_of(ticket))
         except TransportError as exc:
             self.abort(type(exc)(f"no link to the decode worker: {exc.message}"))
             return
-        except HandoffFailed as exc:
+        except (HandoffFailed, ConfigError) as exc:
             self.abort(exc)
             return
+        self._poster.open(lanes, key=key, epoch=Epoch(ticket.epoch))
+        self.transport = lanes[0].link.transport if lanes else ""
+        other_ranks = range(0)
+        if self._parts is not None:
+            other_ranks = self._parts.ranks
+            await self._parts.start(ticket, lease_s=ticket.lease_s, max_resends=self._machine.max_resends)
         with self._lock:
-            self._link, self.transport = link, link.transport
             was_offered = not self._machine.may_send and not self._machine.ended
             self.ticket_s = time.monotonic()
             actions = self._machine.ticket(
-                epoch=Epoch(ticket.epoch), lease_s=ticket.lease_s, first_block=ticket.first_block, now=self.ticket_s
+                epoch=Epoch(ticket.epoch),
+                lease_s=ticket.lease_s,
+                first_block=ticket.first_block,
+                now=self.ticket_s,
+                other_ranks=other_ranks,
             )
             self._perform(actions)
             if was_offered and self._machine.may_send:
@@ -254,6 +299,8 @@ class OutgoingHandoff:
             self._perform_one(action)
         if self._machine.ended and not self._closed:
             self._closed = True
+            if self._side.ranks is not None:
+                self._side.ranks.forget(self._offer.claims.handoff_id)
             self._control.finish()
 
     def _perform_one(self, action: Action) -> None:
@@ -272,6 +319,8 @@ class OutgoingHandoff:
             case Fence():
                 self._loop.call_soon_threadsafe(self._fence)
             case Failed(reason=reason):
+                if self._parts is not None:
+                    self._parts.abort(reason)
                 self._callbacks.failed(self._failure or HandoffFailed(reason))
             case ReleaseBlocks():
                 self._callbacks.ended()
@@ -279,15 +328,20 @@ class OutgoingHandoff:
                 raise AssertionError(f"not a source action: {action}")
 
     def _fence(self) -> None:
-        if self._link is not None:
-            self._links.drop(self._link)
+        for link in self._poster.links:
+            self._side.links.drop(link)
         with self._lock:
             self._perform(self._machine.fenced())
 
 
 def _range_of(nack: worker_pb2.HandoffNack) -> BlockRange:
     return BlockRange(
-        layer=nack.layer, num_layers=nack.num_layers, first_block=nack.first_block, num_blocks=nack.num_blocks
+        layer=nack.layer,
+        num_layers=nack.num_layers,
+        first_block=nack.first_block,
+        num_blocks=nack.num_blocks,
+        source=nack.source_rank,
+        destination=nack.destination_rank,
     )
 
 
@@ -298,4 +352,8 @@ def _record_to_proto(record: Record, epoch: Epoch) -> worker_pb2.HandoffRecord:
         num_cached_tokens=record.num_cached_tokens,
         num_messages=record.num_messages,
         digest=record.digest,
+        other_lanes=[
+            worker_pb2.LaneDigest(source_rank=lane.source, destination_rank=lane.destination, digest=lane.digest)
+            for lane in record.other_lanes
+        ],
     )

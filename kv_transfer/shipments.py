@@ -5,7 +5,7 @@ Called on the engine's thread, as the layers are written. How many layers make a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kv_transfer.handoff import BlockRange
 from kv_transfer.sender import OutgoingHandoff
@@ -21,11 +21,11 @@ class _Shipment:
 
 
 class Shipments:
-    """Of one iteration over `num_layers` layers. `layers_per_message` 0 leaves the choice to what was measured."""
+    """Of one iteration over the `layers` of this rank. `layers_per_message` 0 leaves it to what was measured."""
 
-    def __init__(self, *, num_layers: int, layers_per_message: int = 0) -> None:
-        self._num_layers = num_layers
-        self._layers_per_message = min(layers_per_message, num_layers)
+    def __init__(self, *, layers: range, layers_per_message: int = 0) -> None:
+        self._layers = layers
+        self._layers_per_message = layers_per_message
         self._shipments: list[_Shipment] = []
 
     def add(
@@ -38,11 +38,20 @@ class Shipments:
         block_ids: tuple[BlockId, ...],
     ) -> None:
         """`num_blocks` blocks from `first_block` on will be complete in each layer; `block_ids` is the whole table."""
+        whole = BlockRange(
+            layer=self._layers.start, num_layers=len(self._layers), first_block=first_block, num_blocks=num_blocks
+        )
+        size = self._size(handoff, chunk)
+        handoff.ship(whole, block_ids, layers_per_message=size)
+        self.add_sized(handoff, whole, block_ids, layers_per_message=size)
+
+    def add_sized(
+        self, handoff: OutgoingHandoff, whole: BlockRange, block_ids: tuple[BlockId, ...], *, layers_per_message: int
+    ) -> None:
+        """The same, of `whole`, where the number of layers in a message is known."""
         by_last_layer = {
-            first + count - 1: BlockRange(
-                layer=first, num_layers=count, first_block=first_block, num_blocks=num_blocks
-            )
-            for first, count in layer_groups(self._num_layers, self._size(handoff, chunk))
+            whole.layer + first + count - 1: replace(whole, layer=whole.layer + first, num_layers=count)
+            for first, count in layer_groups(whole.num_layers, min(layers_per_message, whole.num_layers))
         }
         self._shipments.append(_Shipment(handoff=handoff, block_ids=block_ids, by_last_layer=by_last_layer))
 
@@ -55,7 +64,7 @@ class Shipments:
         return layers_per_message(chunk, handoff.speed)
 
     def written(self, layer: int) -> None:
-        """A layer's KV is in the cache: posts every message that it completes."""
+        """The KV of a layer (the model's number) is in the cache: posts every message that it completes."""
         for shipment in self._shipments:
             blocks = shipment.by_last_layer.get(layer)
             if blocks is not None:

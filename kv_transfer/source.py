@@ -6,6 +6,8 @@ peer counts as gone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kv_transfer.handoff import (
     ENDED,
     Action,
@@ -24,7 +26,11 @@ from tandem.types import Epoch
 
 
 class SourceHandoff:
-    """One handoff from its offer on. `lease_s` also bounds how long a silent destination is believed in."""
+    """One rank's half of one handoff, from its offer on.
+
+    `lease_s` also bounds how long a silent destination is believed in. Rank 0 speaks for all ranks with the
+    destination: its half is over only when theirs are.
+    """
 
     def __init__(self, *, lease_s: float, max_resends: int, now: float) -> None:
         self.state = HandoffState.OFFERED
@@ -32,7 +38,7 @@ class SourceHandoff:
         self.first_block = 0
         self.lease_s = lease_s
         self._heard_s = now
-        self._max_resends = max_resends
+        self.max_resends = max_resends
         self._resends: dict[BlockRange, int] = {}
         self._answered: dict[BlockRange, int] = {}
         """The newest round of NACKs that each range was sent again for: of one round, once."""
@@ -40,6 +46,8 @@ class SourceHandoff:
         """Ranges whose last send is over as far as the transport knows."""
         self._in_flight: dict[BlockRange, str] = {}
         """Ranges being sent; with the reason of a NACK that was quicker than the transport's own word."""
+        self._others: set[int] = set()
+        """Ranks that may still have sends under way."""
         self._delivered = False
         self._fence_at_s: float | None = None
         self._fence_asked = False
@@ -56,13 +64,16 @@ class SourceHandoff:
         """Whether blocks may be posted."""
         return self.state in (HandoffState.RESERVED, HandoffState.MOVING) and not self._delivered
 
-    def ticket(self, *, epoch: Epoch, lease_s: float, first_block: int, now: float) -> list[Action]:
-        """The destination has reserved blocks."""
+    def ticket(
+        self, *, epoch: Epoch, lease_s: float, first_block: int, now: float, other_ranks: Iterable[int] = ()
+    ) -> list[Action]:
+        """The destination has reserved blocks; `other_ranks` have a half of their own each, and know it."""
         self._heard_s = now
         if self.state is not HandoffState.OFFERED:
             return []
         self.state = HandoffState.RESERVED
         self.epoch, self.first_block, self.lease_s = epoch, first_block, lease_s
+        self._others = set(other_ranks)
         return []
 
     def renewed(self, now: float) -> list[Action]:
@@ -85,7 +96,7 @@ class SourceHandoff:
         if error is not None and self.may_send:
             return self._resend(blocks, error)
         self._sent.add(blocks)
-        if refused and self.may_send and self._resends.get(blocks, 0) < self._max_resends:
+        if refused and self.may_send and self._resends.get(blocks, 0) < self.max_resends:
             return self._resend(blocks, refused)
         return self._maybe_over()
 
@@ -106,6 +117,11 @@ class SourceHandoff:
             elif self.may_send:
                 actions += self._resend(sent, reason)
         return actions
+
+    def rank_ended(self, rank: int) -> list[Action]:
+        """None of another rank's sends is under way or will start."""
+        self._others.discard(rank)
+        return self._maybe_over()
 
     def computed(self, record: Record) -> list[Action]:
         """The prompt is prefilled and all its blocks have been posted."""
@@ -161,7 +177,7 @@ class SourceHandoff:
     def _resend(self, blocks: BlockRange, reason: str) -> list[Action]:
         self._resends[blocks] = self._resends.get(blocks, 0) + 1
         self._sent.discard(blocks)
-        if self._resends[blocks] > self._max_resends:
+        if self._resends[blocks] > self.max_resends:
             return self._give_up(f"layer {blocks.layer} could not be sent: {reason}", tell_peer=True)
         return [Resend(blocks=blocks)]
 
@@ -177,7 +193,7 @@ class SourceHandoff:
         return actions + self._maybe_over()
 
     def _maybe_over(self) -> list[Action]:
-        if self._in_flight or self.ended:
+        if self._in_flight or self._others or self.ended:
             return []
         if self._delivered:
             self.state = HandoffState.DELIVERED
@@ -193,3 +209,4 @@ class SourceHandoff:
         assert not self._sent & set(self._in_flight)
         if self.ended:
             assert not self._in_flight
+            assert not self._others

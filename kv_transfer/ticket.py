@@ -35,11 +35,17 @@ class Claims:
     destination: WorkerId
     destination_epoch: Epoch
     expires_s: float
+    source_tp: int = 1
+    source_pp: int = 1
+    """How the source is cut into ranks."""
 
     def parts(self) -> list[bytes]:
         """The claims as bytes, in a fixed order. Milliseconds are what counts of the expiry."""
         names = (self.handoff_id, self.request_id, self.source, self.destination)
-        numbers = (self.source_epoch, self.destination_epoch, expiry_ms(self.expires_s))
+        numbers = (
+            *(self.source_epoch, self.destination_epoch, expiry_ms(self.expires_s)),
+            *(self.source_tp, self.source_pp),
+        )
         return [name.encode() for name in names] + [number.to_bytes(16, "little") for number in numbers]
 
 
@@ -53,9 +59,22 @@ def offer_code(key: ClusterKey, claims: Claims) -> bytes:
     return key.mac(_OFFER, claims.parts())
 
 
-def ticket_code(key: ClusterKey, claims: Claims, *, first_block: int, lease_s: float, address: bytes) -> bytes:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reach:
+    """How the ranks of a destination are reached over its transport, rank 0 first; there are `tp * pp` of them."""
+
+    addresses: tuple[bytes, ...]
+    tp: int = 1
+    pp: int = 1
+
+    def parts(self) -> list[bytes]:
+        """As bytes, in a fixed order."""
+        return [self.tp.to_bytes(4, "little"), self.pp.to_bytes(4, "little"), *self.addresses]
+
+
+def ticket_code(key: ClusterKey, claims: Claims, *, first_block: int, lease_s: float, reach: Reach) -> bytes:
     """MAC_BYTES bytes that go with a ticket: also over what the source will act upon."""
-    promise = [first_block.to_bytes(16, "little"), round(lease_s * 1000).to_bytes(16, "little"), address]
+    promise = [first_block.to_bytes(16, "little"), round(lease_s * 1000).to_bytes(16, "little"), *reach.parts()]
     return key.mac(_TICKET, claims.parts() + promise)
 
 

@@ -24,8 +24,8 @@ from tandem.errors import TransportError
 from tandem.secret import same
 from tandem.types import Epoch, HandoffId
 
-_HEADER = struct.Struct("<4s16sQIIIIQQ")
-_MAGIC = b"TKV2"
+_HEADER = struct.Struct("<4s16sQHHHHIIIIQQ")
+_MAGIC = b"TKV3"
 HEADER_BYTES = _HEADER.size + TAG_BYTES
 
 
@@ -33,8 +33,10 @@ HEADER_BYTES = _HEADER.size + TAG_BYTES
 class MessageHeader:
     """What a message carries: blocks of `num_layers` layers from `layer` on, layer after layer.
 
-    `first_block` and `num_blocks` count the prompt's blocks, not physical ones. `epoch` is the destination's, from the
-    ticket. `digest` is xxh3-64 of the payload, 0 for none. `tag` is the ticket's code over all of this.
+    It goes from one rank to one rank, with the `num_heads` KV heads from `first_head` on that both hold; layers and
+    heads are the model's numbers. `first_block` and `num_blocks` count the prompt's blocks, not physical ones. `epoch`
+    is the destination's, from the ticket. `digest` is xxh3-64 of the payload, 0 for none. `tag` is the ticket's code
+    over all of this.
     """
 
     handoff_id: HandoffId
@@ -45,6 +47,10 @@ class MessageHeader:
     num_bytes: int
     digest: int
     num_layers: int = 1
+    source_rank: int = 0
+    destination_rank: int = 0
+    first_head: int = 0
+    num_heads: int = 0
     tag: bytes = bytes(TAG_BYTES)
 
     def pack(self) -> bytes:
@@ -56,6 +62,10 @@ class MessageHeader:
             _MAGIC,
             bytes.fromhex(self.handoff_id),
             self.epoch,
+            self.source_rank,
+            self.destination_rank,
+            self.first_head,
+            self.num_heads,
             self.layer,
             self.num_layers,
             self.first_block,
@@ -77,7 +87,10 @@ class MessageHeader:
         """Inverse of `pack`. Raises TransportError for anything else."""
         if len(data) != HEADER_BYTES:
             raise TransportError(f"a message header has {HEADER_BYTES} bytes, got {len(data)}")
-        magic, handoff, epoch, layer, num_layers, first_block, num_blocks, num_bytes, digest = _HEADER.unpack_from(data)
+        magic, handoff, epoch, *ranks_and_heads, layer, num_layers, first_block, num_blocks, num_bytes, digest = (
+            _HEADER.unpack_from(data)
+        )
+        source_rank, destination_rank, first_head, num_heads = ranks_and_heads
         if magic != _MAGIC:
             raise TransportError(f"not a KV message header (magic {magic!r})")
         return cls(
@@ -89,6 +102,10 @@ class MessageHeader:
             num_bytes=num_bytes,
             digest=digest,
             num_layers=num_layers,
+            source_rank=source_rank,
+            destination_rank=destination_rank,
+            first_head=first_head,
+            num_heads=num_heads,
             tag=bytes(data[_HEADER.size :]),
         )
 

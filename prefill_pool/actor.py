@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from typing import Any
 
+from kv_transfer.source_ranks import SourceRanks
 from kv_transfer.transports import make_transport
 from prefill_pool.service import PrefillService
 from prefill_pool.worker import PrefillLimits, PrefillWorker
+from tandem.ranks.executor import ParallelExecutor
 from tandem.types import Epoch, Role
 from tandem.worker.build import build_executor, exit_on_crash, worker_facts
-from tandem.worker.host import HostedWorker, WorkerHost, WorkerSettings
+from tandem.worker.host import HostedWorker, Mark, WorkerHost, WorkerSettings
 from tandem.worker.prefix_tiers import open_tiers
 
 
-async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], None]) -> HostedWorker:
+async def build(settings: WorkerSettings, epoch: Epoch, mark: Mark) -> HostedWorker:
     """Transport, model, worker, in this order."""
     config = settings.config
     transport = make_transport(config.transfer.transport, worker_id=settings.worker_id, host=settings.host)
     mark("transport")
     executor = await asyncio.to_thread(
         build_executor,
-        config.model,
-        num_blocks=config.prefill.num_blocks,
-        num_threads=config.prefill.num_threads,
+        settings,
+        config.prefill,
+        rank_class="prefill_pool.rank:PrefillRank",
         allocate=transport.allocate,
         mark=mark,
     )
     facts = worker_facts(Role.PREFILL, config.model, executor, transport=transport.name)
-    tiers = await open_tiers(settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint)
+    tiers = await open_tiers(
+        settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint, num_ranks=config.prefill.num_ranks
+    )
     mark("prefix store")
     worker = PrefillWorker(
         executor,
@@ -50,7 +53,8 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Callable[[str], No
             min_gbps=config.transfer.min_gbps,
             strict=config.transfer.strict,
         ),
-        on_crash=exit_on_crash,
+        on_crash=settings.on_crash or exit_on_crash,
+        ranks=SourceRanks(executor.hub) if isinstance(executor, ParallelExecutor) else None,
         tiers=tiers,
     )
     return PrefillService(worker, facts)

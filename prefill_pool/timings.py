@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kv_transfer.sender import OutgoingHandoff, SentMessage
+from kv_transfer.sender import OutgoingHandoff
+from kv_transfer.sent import SentMessage
 from tandem.rpc.tandem.v1 import common_pb2
 
 

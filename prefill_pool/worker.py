@@ -18,6 +18,8 @@ from kv_transfer.sender import HandoffCallbacks, OutgoingHandoff
 from kv_transfer.shipments import Shipments
 from kv_transfer.sizing import Chunk as SizedChunk
 from kv_transfer.source import SourceHandoff
+from kv_transfer.source_ranks import SourceRanks
+from kv_transfer.source_side import SourceSide
 from kv_transfer.ticket import Claims
 from kv_transfer.transport import Transport
 from prefill_pool.batch import scores_event, slice_of
@@ -108,6 +110,7 @@ class PrefillWorker:
         limits: PrefillLimits,
         on_crash: Callable[[BaseException], None],
         tiers: PrefixTiers = NO_TIERS,
+        ranks: SourceRanks | None = None,
     ) -> None:
         self.worker_id = worker_id
         self.epoch = epoch
@@ -116,10 +119,12 @@ class PrefillWorker:
         self.metrics = PrefillMetrics()
         self.transport = transport
         self.links = LinkTable(transport, min_gbps=limits.min_gbps, strict=limits.strict)
+        self._side = SourceSide(
+            cache=executor.cache, links=self.links, digests=DigestPolicy(limits.digest_every), ranks=ranks
+        )
         self.is_draining = False
         self._fingerprint = fingerprint
         self._key = key
-        self._digests = DigestPolicy(limits.digest_every)
         self._layer_token_s = 0.0
         """Compute of one token in one layer, as the newest iteration had it; 0 before the first."""
         self._limits = limits
@@ -261,6 +266,8 @@ class PrefillWorker:
         await self._tiers.close()
         self.links.close()
         await self._channels.close()
+        if self._side.ranks is not None:
+            await asyncio.to_thread(self._side.ranks.close)
         self.executor.grammars.close()
         self.transport.close()
 
@@ -282,15 +289,13 @@ class PrefillWorker:
         limits = self._limits
         job.handoff = OutgoingHandoff(
             self._offer(request, job.target),
-            cache=self.executor.cache,
-            links=self.links,
+            side=self._side,
             machine=SourceHandoff(lease_s=limits.lease_s, max_resends=limits.max_resends, now=time.monotonic()),
             callbacks=HandoffCallbacks(
                 ticket=lambda: self._on_ticket(request.request_id),
                 failed=lambda error: self._soon(self.fail, job, error),
                 ended=lambda: self._soon(self._end, job),
             ),
-            digests=self._digests,
         )
         stub = worker_pb2_grpc.DecodeWorkerStub(self._channels.get(job.target.address))
         task = asyncio.create_task(job.handoff.run(stub))
@@ -306,6 +311,8 @@ class PrefillWorker:
             destination=target.worker_id,
             destination_epoch=target.epoch,
             expires_s=time.time() + request.deadline_s - time.monotonic(),
+            source_tp=self.executor.cache.sharding.tp,
+            source_pp=self.executor.cache.sharding.pp,
         )
         return Offer(
             key=self._key,
@@ -405,9 +412,8 @@ class PrefillWorker:
         batch = [
             slice_of(chunk, () if job is None else job.choices) for job, chunk in zip(jobs, plan.chunks, strict=True)
         ]
-        shipments = Shipments(
-            num_layers=self.executor.spec.num_layers, layers_per_message=self._limits.layers_per_message
-        )
+        layers = self.executor.cache.shard.layers
+        shipments = Shipments(layers=layers, layers_per_message=self._limits.layers_per_message)
         layer_s = self._layer_token_s * plan.num_tokens
         for job, chunk in zip(jobs, plan.chunks, strict=True):
             if job is None:
@@ -419,17 +425,16 @@ class PrefillWorker:
             if job.handoff is not None and job.num_blocks_computed > first:
                 num_blocks = job.num_blocks_computed - first
                 sized = SizedChunk(
-                    num_layers=self.executor.spec.num_layers,
+                    num_layers=len(layers),
                     layer_bytes=num_blocks * self.executor.cache.layout.block_layer_bytes,
                     layer_s=layer_s,
                     is_last=chunk.is_last,
                 )
                 shipments.add(job.handoff, sized, first_block=first, num_blocks=num_blocks, block_ids=chunk.block_ids)
-        last_layer = self.executor.spec.num_layers - 1
 
         def on_layer(layer: int) -> None:
             shipments.written(layer)
-            if layer == last_layer:
+            if layer == layers.stop - 1:
                 written_s = time.monotonic()
                 for job in jobs:
                     if job is not None:

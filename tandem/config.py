@@ -23,6 +23,11 @@ def _require(ok: bool, name: str, value: object, bound: str) -> None:
         raise ConfigError(f"{name} must be {bound}, got {value!r}", param=name)
 
 
+def _require_ranks(name: str, tp: int, pp: int) -> None:
+    for kind, size in (("tensor_parallel", tp), ("pipeline_parallel", pp)):
+        _require(1 <= size <= 64, f"{name}.{kind}", size, "1 to 64")
+
+
 _LABEL = r"[\w./-]+=!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
 _LABELS = re.compile(rf"{_LABEL}(?:,{_LABEL})*")
 
@@ -66,6 +71,11 @@ class PrefillConfig:
     """Workers to start."""
     num_blocks: int = 1024
     """KV blocks of each worker."""
+    tensor_parallel: int = 1
+    """Ranks that share each layer of a worker; must divide the model's attention heads, and divide its KV heads or be a
+    multiple of them."""
+    pipeline_parallel: int = 1
+    """Stages of layers of a worker; it has tensor_parallel x pipeline_parallel ranks, all on one node."""
     max_batch_tokens: int = 512
     """Token budget of one iteration: the most prompt tokens computed together."""
     max_batch_sequences: int = 16
@@ -77,9 +87,15 @@ class PrefillConfig:
     nodes: str = ""
     """Labels of nodes that may take this pool's workers, as in "zone=a,rack=in(r1,r2),gpu=!t4"; empty: all nodes."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes of each worker."""
+        return self.tensor_parallel * self.pipeline_parallel
+
     def __post_init__(self) -> None:
         _require(1 <= self.num_workers <= 1024, "prefill.num_workers", self.num_workers, "1 to 1024")
         _require(self.num_blocks >= 2, "prefill.num_blocks", self.num_blocks, "2 or more")
+        _require_ranks("prefill", self.tensor_parallel, self.pipeline_parallel)
         _require(self.max_batch_tokens >= 1, "prefill.max_batch_tokens", self.max_batch_tokens, "1 or more")
         _require(self.max_batch_sequences >= 1, "prefill.max_batch_sequences", self.max_batch_sequences, "1 or more")
         _require(
@@ -100,6 +116,10 @@ class DecodeConfig:
     """Workers to start."""
     num_blocks: int = 2048
     """KV blocks of each worker."""
+    tensor_parallel: int = 1
+    """As in the prefill pool; the two pools need not be cut alike."""
+    pipeline_parallel: int = 1
+    """As in the prefill pool."""
     max_batch_sequences: int = 64
     """Most sequences in one iteration."""
     growth_tokens: int = 256
@@ -109,9 +129,15 @@ class DecodeConfig:
     nodes: str = ""
     """Labels of nodes that may take this pool's workers, as in "zone=a,rack=in(r1,r2),gpu=!t4"; empty: all nodes."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes of each worker."""
+        return self.tensor_parallel * self.pipeline_parallel
+
     def __post_init__(self) -> None:
         _require(1 <= self.num_workers <= 1024, "decode.num_workers", self.num_workers, "1 to 1024")
         _require(self.num_blocks >= 2, "decode.num_blocks", self.num_blocks, "2 or more")
+        _require_ranks("decode", self.tensor_parallel, self.pipeline_parallel)
         _require(self.max_batch_sequences >= 1, "decode.max_batch_sequences", self.max_batch_sequences, "1 or more")
         _require(self.growth_tokens >= 1, "decode.growth_tokens", self.growth_tokens, "1 or more")
         _require(self.num_threads >= 0, "decode.num_threads", self.num_threads, "0 or more")

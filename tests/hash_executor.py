@@ -97,6 +97,9 @@ class HashExecutor:
     def _tokens(self, piece: SequenceSlice) -> tuple[SampledToken, ...]:
         return tuple(SampledToken(token_id=next_token(self._read(piece))) for _ in piece.choices)
 
+    def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
+        self.cache.copy_blocks(sources, destinations)
+
     def write_prompt(self, token_ids: Sequence[int], block_ids: Sequence[BlockId]) -> None:
         """The KV of the first tokens of a prompt, in all layers."""
         piece = SequenceSlice(token_ids=token_ids, num_computed=0, block_ids=block_ids)

@@ -53,6 +53,7 @@ class SilentSource:
             layer=layer,
             first_block=first_block,
             num_blocks=1,
+            num_heads=self._legs.pair.decode.executor.cache.layout.num_kv_heads,
             num_bytes=self._memory.numel(),
             digest=digest([self._memory]),
         ).sealed(self._link_key if link_key is None else link_key)

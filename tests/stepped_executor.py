@@ -9,6 +9,7 @@ from tandem.kv.cache import KvCache
 from tandem.model.executor import Executor, LayerHook, SequenceSlice, SliceOutput
 from tandem.model.grammar import GrammarCompiler
 from tandem.model.spec import ModelSpec
+from tandem.types import BlockId
 
 
 class SteppedExecutor:
@@ -56,3 +57,7 @@ class SteppedExecutor:
         if self.failure is not None:
             raise self.failure
         return self._inner.execute(batch, on_layer, before_layer)
+
+
+    def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
+        self._inner.copy_blocks(sources, destinations)

@@ -36,6 +36,7 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     ),
     "secret": ("errors",),
     "key_source": ("secret", "config", "errors"),
+    "ranks": ("secret", "model", "kv", "config", "types", "errors"),
     "rpc": ("file_stamp", "secret", "kv", "config", "types", "errors"),
     "redis_access": ("errors",),
     "file_stamp": (),
@@ -44,7 +45,7 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "observability": ("rpc", "config", "types", "errors"),
     "tasks": (),
     "worker": (
-        *("tasks", "registry", "observability", "rpc", "key_source", "secret", "model", "prefix_store"),
+        *("tasks", "registry", "ranks", "observability", "rpc", "key_source", "secret", "model", "prefix_store"),
         *("kv", "config", "types", "errors"),
     ),
 }
@@ -55,6 +56,7 @@ PURE = (
     "tandem/config.py",
     "tandem/errors.py",
     "tandem/kv/layout.py",
+    "tandem/kv/sharding.py",
     "tandem/kv/hashing.py",
     "tandem/kv/block_pool.py",
     "tandem/kv/eviction.py",
@@ -64,6 +66,7 @@ PURE = (
     "tandem/kv/segment_log.py",
     "tandem/kv/tiering.py",
     "tandem/model/spec.py",
+    "tandem/model/parallel.py",
     "tandem/model/tensor_names.py",
     "tandem/model/config_fields.py",
     "tandem/model/families/family.py",

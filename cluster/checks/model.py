@@ -58,11 +58,12 @@ def needed_bytes(spec: ModelSpec, config: ClusterConfig) -> dict[str, int]:
     layout = spec.kv_layout(block_size=config.model.block_size, dtype=config.model.dtype)
     prefill, decode = config.prefill, config.decode
     num_workers = prefill.num_workers + decode.num_workers
+    num_ranks = prefill.num_workers * prefill.num_ranks + decode.num_workers * decode.num_ranks
     return {
         "weights": num_workers * num_parameters(spec) * DTYPE_BYTES[config.model.dtype],
         "KV pools": prefill.num_workers * layout.slab_bytes(prefill.num_blocks)
         + decode.num_workers * layout.slab_bytes(decode.num_blocks),
-        "processes": num_workers * PROCESS_BYTES + OTHERS_BYTES,
+        "processes": num_ranks * PROCESS_BYTES + OTHERS_BYTES,
     }
 
 

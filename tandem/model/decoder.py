@@ -7,6 +7,7 @@ samples nothing.
 from __future__ import annotations
 
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -22,26 +23,57 @@ from tandem.model.spec import ModelSpec
 from tandem.model.weights import Weights
 
 
-class Decoder:
-    """Weights bound to one KV cache and one way to compute attention."""
+class TensorStage(Protocol):
+    """The ranks that hold the other parts of the same layers."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, cache: KvCache, backend: AttentionBackend) -> None:
+    @property
+    def first_token_id(self) -> int:
+        """Of the vocabulary that is this rank's."""
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        """Sums `x` over the ranks, in place."""
+
+
+class Decoder:
+    """One rank's weights bound to its KV cache and one way to compute attention; `spec` has this rank's numbers.
+
+    With `stage`, other ranks hold the rest of each layer, and sums over them complete it: two in each layer.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        cache: KvCache,
+        backend: AttentionBackend,
+        *,
+        stage: TensorStage | None = None,
+    ) -> None:
         self._spec = spec
         self._weights = weights
         self._backend = backend
+        self._stage = stage
+        total = None if stage is None else stage.all_reduce
         self._attentions = [
-            SelfAttention(spec, layer, part.attention, cached)
+            SelfAttention(spec, layer, part.attention, cached, sum_over_ranks=total)
             for layer, part, cached in zip(spec.layers, weights.layers, cache.layers, strict=True)
         ]
-        self._feed_forwards = [make_feed_forward(spec, part) for part in weights.layers]
+        self._feed_forwards = [make_feed_forward(spec, part, total) for part in weights.layers]
         self._kinds = {attention.options for attention in self._attentions}
 
     def forward(
-        self, batch: FlatBatch, on_layer: LayerHook | None = None, before_layer: LayerHook | None = None
+        self,
+        batch: FlatBatch,
+        on_layer: LayerHook | None = None,
+        before_layer: LayerHook | None = None,
+        x: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Runs all layers: what they make of each token, `[num_tokens, hidden]`."""
+        """Runs all layers here: what they make of each token, `[num_tokens, hidden]`.
+
+        `x` is what the layers before made of them; without it, tokens are embedded.
+        """
         plans = {options: self._backend.plan(batch, options) for options in self._kinds}
-        x = self._weights.embedding.index_select(0, batch.token_ids)
+        x = self._embed(batch.token_ids) if x is None else x
         for index, (attention, mlp) in enumerate(zip(self._attentions, self._feed_forwards, strict=True)):
             if before_layer is not None:
                 before_layer(index)
@@ -50,10 +82,24 @@ class Decoder:
             x = mlp.add_to(x)
         return x
 
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """`[num_tokens, hidden]`; each rank has some ids' rows, and the sum has all."""
+        if self._stage is None:
+            return self._weights.embedding.index_select(0, token_ids)
+        own = token_ids - self._stage.first_token_id
+        elsewhere = (own < 0) | (own >= len(self._weights.embedding))
+        x = self._weights.embedding.index_select(0, own.masked_fill(elsewhere, 0))
+        x.masked_fill_(elsewhere.unsqueeze(1), 0)
+        self._stage.all_reduce(x)
+        return x
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits after given rows of what `forward` returned, `[num_rows, hidden]`: `[num_rows, vocab]` fp32."""
+        """Logits after given rows of what `forward` returned, `[num_rows, hidden]`: `[num_rows, vocab]` fp32.
+
+        Of the vocabulary that is this rank's.
+        """
         if not len(hidden):
-            return torch.empty(0, self._spec.vocab_size)
+            return torch.empty(0, self._weights.lm_head.shape[1])
         rows = rms_norm(hidden, self._weights.final_norm, self._spec.rms_norm_eps)
         logits = project(rows, self._weights.lm_head).float()
         cap = self._spec.logit_softcap

@@ -74,3 +74,6 @@ class Executor(Protocol):
 
         `before_layer` may wait until the KV that slices have before them is in the cache, in that layer.
         """
+
+    def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
+        """Copies whole blocks in all layers, before the next iteration; no block is on both sides."""

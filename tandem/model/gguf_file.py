@@ -24,6 +24,8 @@ Scalar = int | float | bool | str
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _U64 = struct.Struct("<Q")
+_ROWS_AT_ONCE = 256
+"""Of a tensor of which only some columns are wanted: quantized blocks lie along rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,14 +142,30 @@ class GgufFile:
             raise ModelLoadError(f"{self.path}: truncated: tensor {name} ends past the end of the file")
         return GgufTensor(name=name, shape=shape, quantization=quantization, offset=start, num_bytes=num_bytes)
 
-    def read(self, name: str) -> torch.Tensor:
-        """Tensor `name` as fp32, a copy. Raises ModelLoadError when it is missing or its type is not supported."""
+    def read(self, name: str, *, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
+        """Tensor `name`, or `rows` of it, or `columns`, as fp32, a copy; no other row is read.
+
+        Raises ModelLoadError when it is missing or its type is not supported.
+        """
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelLoadError(f"{self.path}: tensor {name} is missing")
-        raw: NDArray[np.uint8] = np.frombuffer(self.data, np.uint8, tensor.num_bytes, tensor.offset)
+        rows = rows or range(tensor.shape[0])
+        if columns is None:
+            return self._rows(tensor, rows)
+        part = torch.empty(len(rows), len(columns))
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[start : start + _ROWS_AT_ONCE]
+            part[start : start + len(some)] = self._rows(tensor, some)[:, columns.start : columns.stop]
+        return part
+
+    def _rows(self, tensor: GgufTensor, rows: range) -> torch.Tensor:
+        row_bytes = tensor.num_bytes // tensor.shape[0]
+        raw: NDArray[np.uint8] = np.frombuffer(
+            self.data, np.uint8, len(rows) * row_bytes, tensor.offset + rows.start * row_bytes
+        )
         try:
-            return dequantize(raw, tensor.quantization, tensor.shape)
+            return dequantize(raw, tensor.quantization, (len(rows), *tensor.shape[1:]))
         except NotImplementedError as exc:
             kind = tensor.quantization.name
-            raise ModelLoadError(f"{self.path}: tensor {name} is {kind}, which cannot be dequantized") from exc
+            raise ModelLoadError(f"{self.path}: tensor {tensor.name} is {kind}, which cannot be dequantized") from exc

@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 
 from tandem.errors import ModelLoadError
-from tandem.model.assemble import Assembler, TensorSource
+from tandem.model.assemble import Assembler, TensorSource, check_shape
 from tandem.model.config_fields import ConfigFields
 from tandem.model.digest import Span, sampled_digest
 from tandem.model.gguf_file import GgufFile
+from tandem.model.parallel import ModelShard
 from tandem.model.rope import RotaryFrequencies, rotary_frequencies
 from tandem.model.spec import LayerSpec, LinearScaling, ModelSpec, RopeSpec
 from tandem.model.tensor_names import AttentionNames, DenseNames, TensorNames
@@ -118,24 +119,27 @@ class GgufModel:
             spans.extend(Span.ends_of(tensor.offset, tensor.num_bytes))
         return sampled_digest([(memoryview(self._file.data), spans)])
 
-    def _read(self, name: str) -> torch.Tensor:
-        weight = self._file.read(name)
+    def _read(
+        self, name: str, shape: tuple[int, ...], *, rows: range | None = None, columns: range | None = None
+    ) -> torch.Tensor:
+        """See `Reader`."""
+        found = self._file.tensors.get(name)
+        if found is not None:
+            check_shape(self._file.path, name, found.shape, shape)
+        weight = self._file.read(name, rows=rows, columns=columns)
         is_query, is_key = (name.endswith(f".{part}.weight") for part in ("attn_q", "attn_k"))
         if self.spec.family != "llama" or not (is_query or is_key):
             return weight
-        num_heads = self.spec.num_heads if is_query else self.spec.num_kv_heads
-        if weight.dim() != 2 or weight.shape[0] != num_heads * self.spec.head_dim:
-            raise ModelLoadError(f"{self._file.path}: tensor {name} has shape {tuple(weight.shape)}")
-        return _unpermute(weight, num_heads)
+        return _unpermute(weight, weight.shape[0] // self.spec.head_dim)
 
-    def load(self, dtype: torch.dtype) -> Weights:
-        """Reads and dequantizes everything. Raises ModelLoadError naming file and tensor."""
+    def load(self, dtype: torch.dtype, shard: ModelShard) -> Weights:
+        """Reads and dequantizes what a rank needs. Raises ModelLoadError naming file and tensor."""
         frequencies = rotary_frequencies(self.spec.ropes[0], self.spec.head_dim)
         if "rope_freqs.weight" in self._file.tensors:  # Llama 3's scaling comes as divisors
             divisors = self._file.read("rope_freqs.weight")
             frequencies = RotaryFrequencies(frequencies.inverse / divisors, frequencies.scale)
-        source = TensorSource(read=self._read, names=self._names, origin=str(self._file.path))
-        return Assembler(self.spec, source, dtype).weights((frequencies,))
+        source = TensorSource(read=self._read, names=self._names)
+        return Assembler(shard, source, dtype).weights((frequencies,))
 
 
 def _rope(config: ConfigFields, prefix: str) -> RopeSpec:

@@ -7,6 +7,7 @@ from tandem.kv.cache import TORCH_DTYPE
 from tandem.kv.layout import Dtype
 from tandem.model.files import ModelFiles
 from tandem.model.gguf_loader import GgufModel
+from tandem.model.parallel import ModelShard
 from tandem.model.safetensors_loader import SafetensorsModel
 from tandem.model.spec import ModelSpec
 from tandem.model.weights import Weights
@@ -23,9 +24,12 @@ def load_spec(files: ModelFiles) -> ModelSpec:
     return _open(files).spec
 
 
-def load_weights(files: ModelFiles, spec: ModelSpec, dtype: Dtype) -> Weights:
-    """All weights in `dtype`, fused for the forward pass. Raises ModelLoadError, naming file and tensor."""
+def load_weights(files: ModelFiles, spec: ModelSpec, dtype: Dtype, shard: ModelShard | None = None) -> Weights:
+    """A rank's weights, or all of them, in `dtype`, fused for the forward pass.
+
+    Raises ModelLoadError, naming file and tensor.
+    """
     model = _open(files)
     if model.spec.weights_digest != spec.weights_digest:
         raise ModelLoadError(f"{files.weights[0]}: the weights changed since the model was opened")
-    return model.load(TORCH_DTYPE[dtype])
+    return model.load(TORCH_DTYPE[dtype], shard or ModelShard(spec=spec))

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tandem.model.linear import project
-from tandem.model.norm import add_projected, rms_norm
+from tandem.model.norm import Joining, Sum, rms_norm
 from tandem.model.spec import Activation, ExpertsSpec, ModelSpec
 from tandem.model.weights import DenseWeights, ExpertsWeights, LayerWeights
 
@@ -32,40 +32,49 @@ class FeedForward(Protocol):
         """`x` `[num_tokens, hidden]` plus what the layer's MLP makes of it."""
 
 
-def make_feed_forward(spec: ModelSpec, layer: LayerWeights) -> FeedForward:
+def make_feed_forward(spec: ModelSpec, layer: LayerWeights, sum_over_ranks: Sum | None = None) -> FeedForward:
     """The kind that the layer has weights for."""
     if isinstance(layer.mlp, DenseWeights):
-        return DenseMlp(spec, layer, layer.mlp)
-    return ExpertsMlp(spec, layer, layer.mlp)
+        return DenseMlp(spec, layer, layer.mlp, sum_over_ranks)
+    return ExpertsMlp(spec, layer, layer.mlp, sum_over_ranks)
 
 
 class DenseMlp:
     """Down of (activation of gate, times up)."""
 
-    def __init__(self, spec: ModelSpec, layer: LayerWeights, weights: DenseWeights) -> None:
+    def __init__(
+        self, spec: ModelSpec, layer: LayerWeights, weights: DenseWeights, sum_over_ranks: Sum | None = None
+    ) -> None:
         self._eps = spec.rms_norm_eps
         self._activate = _ACTIVATIONS[spec.activation]
         self._norm = layer.mlp_norm
-        self._post_norm = layer.mlp_post_norm
+        self._joining = Joining(eps=self._eps, post_norm=layer.mlp_post_norm, sum_over_ranks=sum_over_ranks)
         self._weights = weights
 
     def add_to(self, x: torch.Tensor) -> torch.Tensor:
         """See `FeedForward.add_to`."""
         gated = _gated(rms_norm(x, self._norm, self._eps), self._weights, self._activate)
-        return add_projected(x, gated, self._weights.down, self._post_norm, self._eps)
+        return self._joining.add_projected(x, gated, self._weights.down)
 
 
 class ExpertsMlp:
-    """Each token goes to the few experts that the router likes best (Shazeer et al., arXiv:1701.06538)."""
+    """Each token goes to the few experts that the router likes best (Shazeer et al., arXiv:1701.06538).
 
-    def __init__(self, spec: ModelSpec, layer: LayerWeights, weights: ExpertsWeights) -> None:
+    With several ranks, each computes for all tokens what its own experts make of them.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, layer: LayerWeights, weights: ExpertsWeights, sum_over_ranks: Sum | None = None
+    ) -> None:
         assert spec.experts is not None
         assert layer.mlp_post_norm is None
         self._eps = spec.rms_norm_eps
         self._activate = _ACTIVATIONS[spec.activation]
         self._norm = layer.mlp_norm
         self._spec = spec.experts
+        self._sum_over_ranks = sum_over_ranks
         self._weights = weights
+        self._own = range(weights.first, weights.first + len(weights.experts))
 
     def add_to(self, x: torch.Tensor) -> torch.Tensor:
         """See `FeedForward.add_to`. Groups tokens by expert; what experts give is summed in fp32, in their order."""
@@ -77,14 +86,16 @@ class ExpertsMlp:
         total = torch.zeros(x.shape, dtype=torch.float32)
         start = 0
         for expert, count in enumerate(chosen.flatten().bincount(minlength=self._spec.num_experts).tolist()):
-            if count:
-                part = slice(start, start + count)
+            part = slice(start, start + count)
+            start += count
+            if count and expert in self._own:
                 total.index_add_(0, tokens[part], self._run(rows[part], expert).float().mul_(share[part]))
-                start += count
+        if self._sum_over_ranks is not None:
+            self._sum_over_ranks(total)
         return x + total.to(x.dtype)
 
     def _run(self, x: torch.Tensor, expert: int) -> torch.Tensor:
-        weights = self._weights.experts[expert]
+        weights = self._weights.experts[expert - self._weights.first]
         return project(_gated(x, weights, self._activate), weights.down)
 
 

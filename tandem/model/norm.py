@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from tandem.model.linear import project, project_add
+
+Sum = Callable[[torch.Tensor], None]
+"""Sums a tensor over the ranks that hold the other parts of the same layers, in place."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -14,10 +20,24 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (wide * scale).mul_(weight).to(x.dtype)
 
 
-def add_projected(
-    residual: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor, post_norm: torch.Tensor | None, eps: float
-) -> torch.Tensor:
-    """`residual` `[n, H]` plus `x` `[n, in]` times `matrix` `[in, H]`, which is normed first where a family does so."""
-    if post_norm is None:
-        return project_add(residual, x, matrix)
-    return residual + rms_norm(project(x, matrix), post_norm, eps)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joining:
+    """How half a layer's result comes back into the residual stream."""
+
+    eps: float
+    post_norm: torch.Tensor | None = None
+    """`[H]` of a norm before the addition, where a family has one."""
+    sum_over_ranks: Sum | None = None
+    """Where other ranks compute the rest."""
+
+    def add_projected(self, residual: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        """`residual` `[n, H]` plus `x` `[n, in]` times `matrix` `[in, H]`; of both, this rank has some inputs."""
+        if self.post_norm is None and self.sum_over_ranks is None:
+            return project_add(residual, x, matrix)
+        return self.add(residual, project(x, matrix))
+
+    def add(self, residual: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        """`residual` plus the sum of all ranks' `part` `[n, H]`, which is overwritten."""
+        if self.sum_over_ranks is not None:
+            self.sum_over_ranks(part)
+        return residual + (part if self.post_norm is None else rms_norm(part, self.post_norm, self.eps))

@@ -11,11 +11,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tandem.errors import ModelLoadError
-from tandem.model.assemble import Assembler, TensorSource
+from tandem.model.assemble import Assembler, TensorSource, check_shape
 from tandem.model.config_fields import ConfigFields
 from tandem.model.digest import Span, sampled_digest
 from tandem.model.families.family import Identity
 from tandem.model.families.registry import read_config
+from tandem.model.parallel import ModelShard
 from tandem.model.rope import rotary_frequencies
 from tandem.model.sources import read_json
 from tandem.model.weights import Weights
@@ -66,19 +67,29 @@ class SafetensorsModel:
         ids = found if isinstance(found, list) else [] if found is None else [found]
         return tuple(sorted({int(i) for i in ids}))
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _read(
+        self, name: str, shape: tuple[int, ...], *, rows: range | None = None, columns: range | None = None
+    ) -> torch.Tensor:
+        """See `Reader`."""
         path = self._where.get(name)
         if path is None:
             raise ModelLoadError(f"{self._directory}: tensor {name} is missing")
         try:
             with safe_open(path, framework="pt") as file:
-                tensor: torch.Tensor = file.get_tensor(name)
+                part = file.get_slice(name)
+                check_shape(self._directory, name, part.get_shape(), shape)
+                tensor: torch.Tensor = part[_slices(rows, columns)]
         except (OSError, SafetensorError) as exc:
             raise ModelLoadError(f"{path}: tensor {name} cannot be read: {exc}") from exc
         return tensor
 
-    def load(self, dtype: torch.dtype) -> Weights:
-        """Reads everything. Raises ModelLoadError naming file and tensor."""
-        source = TensorSource(read=self._read, names=self._family.names, origin=str(self._directory))
+    def load(self, dtype: torch.dtype, shard: ModelShard) -> Weights:
+        """Reads what a rank needs. Raises ModelLoadError naming file and tensor."""
+        source = TensorSource(read=self._read, names=self._family.names)
         frequencies = tuple(rotary_frequencies(rope, self.spec.head_dim) for rope in self.spec.ropes)
-        return Assembler(self.spec, source, dtype).weights(frequencies)
+        return Assembler(shard, source, dtype).weights(frequencies)
+
+
+def _slices(rows: range | None, columns: range | None) -> slice | tuple[slice, slice]:
+    taken = slice(None) if rows is None else slice(rows.start, rows.stop)
+    return taken if columns is None else (taken, slice(columns.start, columns.stop))

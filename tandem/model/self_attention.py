@@ -12,20 +12,32 @@ import torch
 from tandem.model.attention.base import AttentionOptions, AttentionPlan
 from tandem.model.batch import FlatBatch
 from tandem.model.linear import project
-from tandem.model.norm import add_projected, rms_norm
+from tandem.model.norm import Joining, Sum, rms_norm
 from tandem.model.rope import rotate_in_place
 from tandem.model.spec import LayerSpec, ModelSpec
 from tandem.model.weights import AttentionWeights
 
 
 class SelfAttention:
-    """Weights bound to one layer of the cache, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`."""
+    """Weights bound to one layer of the cache, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`.
 
-    def __init__(self, spec: ModelSpec, layer: LayerSpec, weights: AttentionWeights, cached: torch.Tensor) -> None:
+    `spec` has this rank's numbers.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layer: LayerSpec,
+        weights: AttentionWeights,
+        cached: torch.Tensor,
+        *,
+        sum_over_ranks: Sum | None = None,
+    ) -> None:
         self._spec = spec
         self._rope = layer.rope
         self._weights = weights
         self._cached = cached
+        self._joining = Joining(eps=spec.rms_norm_eps, post_norm=weights.post_norm, sum_over_ranks=sum_over_ranks)
         self.options = AttentionOptions(
             scale=spec.attention_scale, window=layer.window, softcap=spec.attention_softcap
         )
@@ -44,7 +56,7 @@ class SelfAttention:
             on_written()
         attended = x.new_empty(len(x), spec.num_heads, spec.head_dim)
         plan.attend(heads[:, : spec.num_heads], self._cached, attended)
-        return add_projected(x, attended.flatten(1), weights.output, weights.post_norm, spec.rms_norm_eps)
+        return self._joining.add_projected(x, attended.flatten(1), weights.output)
 
     def _place(self, heads: torch.Tensor, batch: FlatBatch) -> None:
         """Norms and rotates the queries and keys of `heads`, in place."""

@@ -1,6 +1,7 @@
 """A model's weights in the form the forward pass wants: one dataclass for each kind of part.
 
-Shapes: hidden size H; `q` and `kv` the widths of all query and of all key (or value) heads; I the intermediate size.
+Shapes: hidden size H; `q` and `kv` the widths of all query and of all key (or value) heads; I the intermediate size;
+of heads, intermediate size and vocabulary those of this rank (`parallel.py`).
 Matrices are `[in, out]` (`linear.py` owns their memory order). Norms are fp32 whatever the precision of the matrices,
 biases have theirs.
 """
@@ -53,11 +54,12 @@ class DenseWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsWeights:
-    """A mixture of experts."""
+    """A mixture of experts. `experts` are those of this rank, from `first` on."""
 
     router: torch.Tensor
     """`[H, num_experts]`"""
     experts: tuple[DenseWeights, ...]
+    first: int = 0
 
     def matrices(self) -> list[torch.Tensor]:
         """All experts' too, though a batch of one token reads few."""
@@ -82,7 +84,11 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """A whole model. What a family adds to norms or multiplies embeddings by is in the numbers already."""
+    """What one rank has of a model; all of it where there is one rank.
+
+    What a family adds to norms or multiplies embeddings by is in the numbers already. Embedding, final norm and output
+    matrix have no elements on ranks of stages that do not use them.
+    """
 
     embedding: torch.Tensor
     """`[vocab, H]`"""
@@ -97,3 +103,8 @@ class Weights:
     def matrices(self) -> list[torch.Tensor]:
         """Every matrix that one decode iteration may read."""
         return [self.lm_head] + [m for layer in self.layers for m in layer.matrices()]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that matrices and embedding take."""
+        return sum(m.numel() * m.element_size() for m in [self.embedding, *self.matrices()])

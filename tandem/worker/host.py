@@ -34,6 +34,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+StartRank = Callable[[str, dict[str, Any]], None]
+"""Starts another rank of this worker: its class ("module:Class") and the one argument of that."""
+
+
+class Mark(Protocol):
+    """Books a start-up phase by its name."""
+
+    def __call__(self, phase: str, took_s: float | None = None) -> None:
+        """It ends now; or (`took_s`) it took so long, beside others."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSettings:
     """What a worker process is told by whoever starts it."""
@@ -48,10 +59,15 @@ class WorkerSettings:
     node: str = ""
     store_node: str = ""
     """The Ray node, by which its prefix store is found."""
+    start_rank: StartRank | None = None
+    """Needed where a worker has several ranks."""
+    on_crash: Callable[[BaseException], None] | None = None
+    """Instead of the end of the process, for workers that live in a process with others."""
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> WorkerSettings:
-        """From plain data: config, worker_id, redis_url, host, cores, and optionally generation and node.
+        """From plain data: config, worker_id, redis_url, host, cores, and optionally generation and node; `start_rank`
+        is put in by this process.
 
         The cluster's key is this process's own knowledge, never part of what travels through Ray. Raises ConfigError.
         """
@@ -66,6 +82,7 @@ class WorkerSettings:
             generation=int(values.get("generation", 0)),
             node=str(values.get("node", "")),
             store_node=str(values.get("store_node", "")),
+            start_rank=values.get("start_rank"),
         )
 
 
@@ -114,8 +131,8 @@ class HostedWorker(Protocol):
         """Ends everything that still runs and frees all memory."""
 
 
-Build = Callable[["WorkerSettings", Epoch, Callable[[str], None]], Awaitable[HostedWorker]]
-"""Makes a worker on the event loop; the callable marks the end of a start-up phase by its name."""
+Build = Callable[["WorkerSettings", Epoch, Mark], Awaitable[HostedWorker]]
+"""Makes a worker on the event loop."""
 
 
 class WorkerHost:
@@ -142,8 +159,11 @@ class WorkerHost:
         self._thread.start()
         self._submit(self._start()).add_done_callback(self._started)
 
-    def mark(self, phase: str) -> None:
-        """Books the time since the last mark to a start-up phase."""
+    def mark(self, phase: str, took_s: float | None = None) -> None:
+        """Books the time since the last mark to a start-up phase; with `took_s`, that long."""
+        if took_s is not None:
+            self.startup[phase] = took_s
+            return
         now = time.monotonic()
         self.startup[phase] = now - self._phase_s
         self._phase_s = now

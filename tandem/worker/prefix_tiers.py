@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from tandem.kv.layout import KvLayout
@@ -12,6 +13,8 @@ from tandem.prefix_store.client_session import ClientIdentity
 from tandem.prefix_store.registry import StoreRegistry
 from tandem.types import Epoch
 from tandem.worker.host import WorkerSettings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +40,13 @@ NO_TIERS = PrefixTiers()
 """The worker's own memory alone."""
 
 
-async def open_tiers(settings: WorkerSettings, epoch: Epoch, layout: KvLayout, *, fingerprint: str) -> PrefixTiers:
+async def open_tiers(
+    settings: WorkerSettings, epoch: Epoch, layout: KvLayout, *, fingerprint: str, num_ranks: int = 1
+) -> PrefixTiers:
     """Announces this worker's blocks, and attaches it to its node's store where there is to be one.
+
+    A worker of several ranks keeps prefixes in its own blocks only: the store takes whole blocks, of which no rank has
+    more than a part.
 
     Raises IncompatiblePeer when the store is of another model.
     """
@@ -53,7 +61,9 @@ async def open_tiers(settings: WorkerSettings, epoch: Epoch, layout: KvLayout, *
         epoch=epoch,
     )
     announcer.start()
-    if not config.prefix_store.host_bytes:
+    if num_ranks > 1 and config.prefix_store.host_bytes:
+        logger.warning("%s has %d ranks: it does not use its node's prefix store", settings.worker_id, num_ranks)
+    if num_ranks > 1 or not config.prefix_store.host_bytes:
         return PrefixTiers(announcer=announcer)
     stores = StoreRegistry(settings.redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
     identity = ClientIdentity(

@@ -43,6 +43,8 @@ def test_options_override_the_file_and_unset_ones_do_not(tmp_path: Path) -> None
     ("text", "message"),
     [
         ("prefill: {num_workers: 0}", "prefill.num_workers must be 1 to 1024, got 0"),
+        ("decode: {tensor_parallel: 0}", "decode.tensor_parallel must be 1 to 64, got 0"),
+        ("prefill: {pipeline_parallel: 65}", "prefill.pipeline_parallel must be 1 to 64, got 65"),
         ("prefil: {}", "prefil is an unknown field; did you mean prefill?"),
         ("prefill: {workers: 2}", "prefill.workers is an unknown field; did you mean prefill.num_workers?"),
         ("decode: {zzz: 2}", "decode.zzz is an unknown field; known here are num_workers, "),

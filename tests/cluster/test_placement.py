@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.placement import Selector, WorkerPlacement, choose_cores, parse_name
+from cluster.ray_worker import cores_of_rank
 from tandem.types import Role, WorkerId
 
 P, D = Role.PREFILL, Role.DECODE
@@ -96,3 +97,16 @@ def test_a_worker_asks_for_a_slot_for_each_rank() -> None:
         worker_id=WorkerId("decode-0"), role=D, num_ranks=2, selector=Selector(labels=(("ray.io/zone", "a"),))
     )
     assert place.bundles == [{"tandem_decode": 1.0}, {"tandem_decode": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_ranks", "expected"),
+    [
+        ([4, 5, 6, 7], 2, [[4, 5], [6, 7]]),
+        ([4, 5, 6], 2, [[4], [5, 6]]),
+        ([4], 2, [[4], [4]]),
+        ([], 2, [[], []]),
+    ],
+)
+def test_ranks_share_their_workers_cores(cores: list[int], num_ranks: int, expected: list[list[int]]) -> None:
+    assert [cores_of_rank(cores, rank, num_ranks) for rank in range(num_ranks)] == expected

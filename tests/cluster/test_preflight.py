@@ -32,6 +32,28 @@ def test_what_can_be_started_is_let_through() -> None:
     check_start(ClusterConfig(router=make_router()))
 
 
+@pytest.mark.parametrize(
+    ("pool", "named"),
+    [
+        ({"prefill": {"tensor_parallel": 3}}, "4 attention heads"),
+        ({"decode": {"pipeline_parallel": 4}}, "3 layers"),
+        ({"decode": {"tensor_parallel": 4}}, ""),
+    ],
+)
+def test_a_model_that_cannot_be_cut_as_configured_is_found(
+    tmp_path: Path, pool: dict[str, dict[str, int]], named: str
+) -> None:
+    model = save_tiny_llama(tmp_path / "model", num_kv_heads=2)
+    config = from_mapping(
+        {"model": {"source": str(model)}, "router": {"grpc_port": 0, "http_port": 0}, **pool}
+    )
+    if not named:
+        check_start(config)
+        return
+    with pytest.raises(ConfigError, match=named):
+        check_start(config)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost", ""])
 def test_a_port_in_use_is_named_with_the_option_that_changes_it(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -33,6 +33,7 @@ from kv_transfer.handoff import (
     StopReceiving,
     combined_digest,
 )
+from kv_transfer.plan import only_lane
 from kv_transfer.source import SourceHandoff
 from tandem.types import Epoch
 
@@ -76,7 +77,7 @@ class HandoffWorld(RuleBasedStateMachine):
         self.source = SourceHandoff(lease_s=LEASE_S, max_resends=max_resends, now=0.0)
         self.destination = DestinationHandoff(
             epoch=Epoch(3),
-            num_layers=NUM_LAYERS,
+            lanes=[only_lane(NUM_LAYERS, 1)],
             num_blocks=NUM_BLOCKS,
             lease_s=LEASE_S,
             now=0.0,

@@ -19,6 +19,7 @@ from kv_transfer.handoff import (
     StopReceiving,
     combined_digest,
 )
+from kv_transfer.plan import only_lane
 from kv_transfer.source import SourceHandoff
 from tandem.types import Epoch
 
@@ -34,7 +35,7 @@ def make_source(*, max_resends: int = 1) -> SourceHandoff:
 
 
 def make_destination() -> DestinationHandoff:
-    destination = DestinationHandoff(epoch=Epoch(3), num_layers=2, num_blocks=2, lease_s=LEASE_S, now=0.0)
+    destination = DestinationHandoff(epoch=Epoch(3), lanes=[only_lane(2, 1)], num_blocks=2, lease_s=LEASE_S, now=0.0)
     destination.reserved()
     return destination
 
@@ -162,7 +163,7 @@ def test_several_nacks_of_one_round_resend_a_message_once() -> None:
 
 
 def test_blocks_that_are_held_already_are_neither_wanted_nor_missing() -> None:
-    destination = DestinationHandoff(epoch=Epoch(3), num_layers=2, num_blocks=3, lease_s=LEASE_S, now=0.0)
+    destination = DestinationHandoff(epoch=Epoch(3), lanes=[only_lane(2, 1)], num_blocks=3, lease_s=LEASE_S, now=0.0)
     assert destination.reserved(first_block=2) == [SendTicket(epoch=Epoch(3), lease_s=LEASE_S, first_block=2)]
     assert not destination.may_place(BlockRange(layer=0, first_block=1, num_blocks=2), Epoch(3))
     assert destination.missing() == [BlockRange(layer=0, num_layers=2, first_block=2, num_blocks=1)]

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from kv_transfer.plan import Sharding, pieces, plan_copies
+from kv_transfer.plan import pieces, plan_copies
 from tandem.errors import ConfigError
+from tandem.kv.sharding import Sharding
 from tandem.types import BlockId
 
 HEAD_DIM = 2

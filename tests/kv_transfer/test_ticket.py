@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kv_transfer.offer import Offer, TicketOffice
-from kv_transfer.ticket import MAX_LIFETIME_S, MAX_SKEW_S, Claims, header_tag, link_key
+from kv_transfer.ticket import MAX_LIFETIME_S, MAX_SKEW_S, Claims, Reach, header_tag, link_key
 from kv_transfer.transport import MessageHeader
 from tandem.errors import HandoffFailed, TicketRefused
 from tandem.rpc.tandem.v1 import worker_pb2
@@ -39,7 +39,8 @@ def make_office() -> TicketOffice:
 
 def make_ticket(key: ClusterKey = CLUSTER_KEY, **claims: Any) -> worker_pb2.Ticket:
     office = TicketOffice(key, worker_id=WorkerId("decode-0"), epoch=Epoch(4))
-    return office.ticket(replace(CLAIMS, **claims), first_block=2, lease_s=10.0, transport="shm", address=b"there")
+    reach = Reach(addresses=(b"there",))
+    return office.ticket(replace(CLAIMS, **claims), first_block=2, lease_s=10.0, transport="shm", reach=reach)
 
 
 def test_an_honest_offer_is_taken_for_what_it_claims() -> None:
@@ -71,6 +72,8 @@ def test_an_offer_that_is_not_for_here_and_now_is_refused(offer: Offer, why: str
         {"decode_worker_id": "decode-1"},
         {"decode_epoch": 9},
         {"expires_ms": 2**64 - 1},
+        {"tensor_parallel": 2},
+        {"pipeline_parallel": 2},
         {"code": b""},
         {"code": bytes(32)},
     ],
@@ -107,6 +110,8 @@ def test_an_honest_ticket_gives_both_sides_the_same_key() -> None:
         {"lease_s": 20.0},
         {"transport_address": b"elsewhere"},
         {"expires_ms": 2**63},
+        {"tensor_parallel": 2},
+        {"pipeline_parallel": 2},
         {"code": b""},
         {"code": bytes(32)},
     ],
@@ -117,6 +122,21 @@ def test_a_ticket_that_was_changed_is_refused(change: dict[str, Any]) -> None:
     for name, value in change.items():
         setattr(ticket, name, value)
     with pytest.raises(TicketRefused):
+        make_offer().accept(ticket, now=NOW)
+
+
+def test_a_ticket_that_names_another_rank_is_refused() -> None:
+    ticket = make_ticket()
+    ticket.rank_addresses.append(b"elsewhere")
+    with pytest.raises(TicketRefused):
+        make_offer().accept(ticket, now=NOW)
+
+
+def test_a_ticket_without_an_address_for_each_rank_is_refused() -> None:
+    ticket = make_office().ticket(
+        CLAIMS, first_block=0, lease_s=10.0, transport="shm", reach=Reach(addresses=(b"there",), tp=2)
+    )
+    with pytest.raises(HandoffFailed, match="1 addresses for 2 ranks"):
         make_offer().accept(ticket, now=NOW)
 
 

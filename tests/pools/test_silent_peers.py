@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from kv_transfer.offer import TicketOffice
+from kv_transfer.ticket import Reach
 from kv_transfer.transport import MessageHeader, Transport
 from kv_transfer.transports import make_transport
 from tandem.config import TransportName
@@ -159,7 +160,7 @@ class SilentDestination(worker_pb2_grpc.DecodeWorkerServicer):
                     first_block=0,
                     lease_s=self._lease_s,
                     transport=self._transport.name,
-                    address=self._transport.address(),
+                    reach=Reach(addresses=(self._transport.address(),)),
                 )
                 yield worker_pb2.DestinationMessage(ticket=ticket)
         await self.may_end.wait()

@@ -633,6 +633,8 @@ class HandoffOffer(_message.Message):
     DECODE_EPOCH_FIELD_NUMBER: _builtins.int
     EXPIRES_MS_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
+    PIPELINE_PARALLEL_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     request_id: _builtins.str
     prefill_worker_id: _builtins.str
@@ -648,6 +650,9 @@ class HandoffOffer(_message.Message):
     """Milliseconds since 1970."""
     code: _builtins.bytes
     """HMAC with the cluster's key over ids, epochs and expiry; see kv_transfer/ticket.py. An offer is good once."""
+    tensor_parallel: _builtins.int
+    """How the prefill worker is cut; 0 counts as 1."""
+    pipeline_parallel: _builtins.int
     def __init__(
         self,
         *,
@@ -661,10 +666,12 @@ class HandoffOffer(_message.Message):
         decode_epoch: _builtins.int = ...,
         expires_ms: _builtins.int = ...,
         code: _builtins.bytes = ...,
+        tensor_parallel: _builtins.int = ...,
+        pipeline_parallel: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "decode_epoch", b"decode_epoch", "decode_worker_id", b"decode_worker_id", "expires_ms", b"expires_ms", "fingerprint", b"fingerprint", "handoff_id", b"handoff_id", "num_prompt_tokens", b"num_prompt_tokens", "prefill_epoch", b"prefill_epoch", "prefill_worker_id", b"prefill_worker_id", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "decode_epoch", b"decode_epoch", "decode_worker_id", b"decode_worker_id", "expires_ms", b"expires_ms", "fingerprint", b"fingerprint", "handoff_id", b"handoff_id", "num_prompt_tokens", b"num_prompt_tokens", "pipeline_parallel", b"pipeline_parallel", "prefill_epoch", b"prefill_epoch", "prefill_worker_id", b"prefill_worker_id", "request_id", b"request_id", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -704,15 +711,20 @@ class HandoffRecord(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_MESSAGES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    OTHER_LANES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     num_cached_tokens: _builtins.int
     num_messages: _builtins.int
     """Messages that the transfer was made of."""
     digest: _builtins.int
-    """One digest over the digests of all messages, in (layer, first block) order."""
+    """One digest over the digests of all messages from rank 0 to rank 0, in (layer, first block) order."""
     @_builtins.property
     def first_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]:
         """One for each choice, in their order. A choice with a finish reason has nothing left to decode."""
+
+    @_builtins.property
+    def other_lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneDigest]:
+        """The same of each other pair of ranks that share KV."""
 
     def __init__(
         self,
@@ -722,14 +734,40 @@ class HandoffRecord(_message.Message):
         num_cached_tokens: _builtins.int = ...,
         num_messages: _builtins.int = ...,
         digest: _builtins.int = ...,
+        other_lanes: _abc.Iterable[Global___LaneDigest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "epoch", b"epoch", "first_tokens", b"first_tokens", "num_cached_tokens", b"num_cached_tokens", "num_messages", b"num_messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "epoch", b"epoch", "first_tokens", b"first_tokens", "num_cached_tokens", b"num_cached_tokens", "num_messages", b"num_messages", "other_lanes", b"other_lanes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HandoffRecord: _TypeAlias = HandoffRecord  # noqa: Y015
+
+@_typing.final
+class LaneDigest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_RANK_FIELD_NUMBER: _builtins.int
+    DESTINATION_RANK_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    source_rank: _builtins.int
+    destination_rank: _builtins.int
+    digest: _builtins.int
+    def __init__(
+        self,
+        *,
+        source_rank: _builtins.int = ...,
+        destination_rank: _builtins.int = ...,
+        digest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_rank", b"destination_rank", "digest", b"digest", "source_rank", b"source_rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LaneDigest: _TypeAlias = LaneDigest  # noqa: Y015
 
 @_typing.final
 class HandoffAbort(_message.Message):
@@ -832,6 +870,9 @@ class Ticket(_message.Message):
     TRANSPORT_ADDRESS_FIELD_NUMBER: _builtins.int
     EXPIRES_MS_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
+    PIPELINE_PARALLEL_FIELD_NUMBER: _builtins.int
+    RANK_ADDRESSES_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     epoch: _builtins.int
     """The decode worker's epoch; every later message names it."""
@@ -846,6 +887,13 @@ class Ticket(_message.Message):
     """Until when it is good, in milliseconds since 1970."""
     code: _builtins.bytes
     """HMAC with the cluster's key over the offer's ids and epochs and all of the above; see kv_transfer/ticket.py."""
+    tensor_parallel: _builtins.int
+    """How the decode worker is cut; 0 counts as 1."""
+    pipeline_parallel: _builtins.int
+    @_builtins.property
+    def rank_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Where ranks 1 and up are reached."""
+
     def __init__(
         self,
         *,
@@ -857,10 +905,13 @@ class Ticket(_message.Message):
         transport_address: _builtins.bytes = ...,
         expires_ms: _builtins.int = ...,
         code: _builtins.bytes = ...,
+        tensor_parallel: _builtins.int = ...,
+        pipeline_parallel: _builtins.int = ...,
+        rank_addresses: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "epoch", b"epoch", "expires_ms", b"expires_ms", "first_block", b"first_block", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "transport", b"transport", "transport_address", b"transport_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "epoch", b"epoch", "expires_ms", b"expires_ms", "first_block", b"first_block", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "pipeline_parallel", b"pipeline_parallel", "rank_addresses", b"rank_addresses", "tensor_parallel", b"tensor_parallel", "transport", b"transport", "transport_address", b"transport_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -879,6 +930,8 @@ class HandoffNack(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     NUM_LAYERS_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    SOURCE_RANK_FIELD_NUMBER: _builtins.int
+    DESTINATION_RANK_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     layer: _builtins.int
     """The first of num_layers layers."""
@@ -888,6 +941,8 @@ class HandoffNack(_message.Message):
     num_layers: _builtins.int
     round: _builtins.int
     """Of one finding: a message that several NACKs of one round name is sent again once."""
+    source_rank: _builtins.int
+    destination_rank: _builtins.int
     def __init__(
         self,
         *,
@@ -898,10 +953,12 @@ class HandoffNack(_message.Message):
         reason: _builtins.str = ...,
         num_layers: _builtins.int = ...,
         round: _builtins.int = ...,
+        source_rank: _builtins.int = ...,
+        destination_rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first_block", b"first_block", "layer", b"layer", "num_blocks", b"num_blocks", "num_layers", b"num_layers", "reason", b"reason", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination_rank", b"destination_rank", "epoch", b"epoch", "first_block", b"first_block", "layer", b"layer", "num_blocks", b"num_blocks", "num_layers", b"num_layers", "reason", b"reason", "round", b"round", "source_rank", b"source_rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
