@@ -111,6 +111,7 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
             num_iterations=worker.num_iterations,
             num_tokens=worker.num_tokens,
             metrics_url=self.metrics_url,
+            device_tier=worker.write_back.tier(),
         )
 
     def load(self) -> WorkerLoad:
@@ -138,6 +139,10 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
     async def wait_idle(self) -> None:
         """Returns when nothing runs, waits or moves."""
         await self.worker.wait_idle()
+
+    async def clear_device_tier(self) -> int:
+        """Forgets the names of blocks that no request uses; how many."""
+        return await self.worker.write_back.clear()
 
     async def close(self) -> None:
         """Ends everything that still runs and frees all memory."""

@@ -88,6 +88,7 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
             num_tokens=worker.num_tokens,
             metrics_url=self.metrics_url,
             links=[_link_status(each) for each in worker.links.links()],
+            device_tier=worker.write_back.tier(),
         )
 
     def load(self) -> WorkerLoad:
@@ -115,6 +116,10 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
     async def wait_idle(self) -> None:
         """Returns when nothing runs, waits or moves."""
         await self.worker.wait_idle()
+
+    async def clear_device_tier(self) -> int:
+        """Forgets the names of blocks that no request uses; how many."""
+        return await self.worker.write_back.clear()
 
     async def close(self) -> None:
         """Ends everything that still runs and frees all memory."""

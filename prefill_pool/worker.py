@@ -86,6 +86,7 @@ class Job:
     num_chunks: int = 0
     num_companions: int = 0
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
     loan: Loan = field(default_factory=Loan)
     """What the store has made ready; given back when it is in the cache, or the job is over."""
     started_s: float = 0.0
@@ -385,6 +386,9 @@ class PrefillWorker:
             if job is None or job.failed:
                 continue
             job.num_cached_tokens = output.num_cached
+            self.metrics.prefilled(
+                len(job.request.prompt_token_ids), num_cached=output.num_cached, num_loaded=job.num_loaded_tokens
+            )
             for step in output.steps:
                 job.events.put_nowait(worker_pb2.PrefillEvent(first_token=first_token_to_proto(step)))
             if job.handoff is None:
@@ -475,11 +479,13 @@ class PrefillWorker:
             if job is None or not chunk.loads:
                 continue
             num_blocks += len(chunk.loads)
+            job.num_loaded_tokens = len(chunk.loads) * self._block_size
             if not job.loan.intact():
                 with self._engine.lock:
                     self.scheduler.abort(chunk.request.request_id)
                 self._soon(self.fail, job, WorkerUnavailable("the store took back what it had lent"))
             job.loan.release()
+        self.metrics.load_wait_seconds.observe(loads.waited_s)
         if self._fetcher is not None:
             self._soon(self._fetcher.copied, num_blocks, loads.seconds)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from redis.exceptions import RedisError
 
+from router.cache_admin import CacheAdmin
 from router.dispatcher import WorkerDispatcher
 from tandem.errors import InvalidRequest, RequestNotFound, WorkerUnavailable
 from tandem.pool_state import MAX_POOL_SIZE, DesiredState, PoolState
@@ -18,7 +19,8 @@ from tandem.types import Role, WorkerId
 class PoolAdmin:
     """All methods raise WorkerUnavailable while Redis is away: sizes cannot be changed then."""
 
-    def __init__(self, state: PoolState, dispatcher: WorkerDispatcher) -> None:
+    def __init__(self, state: PoolState, dispatcher: WorkerDispatcher, cache: CacheAdmin | None = None) -> None:
+        self.cache = cache
         self._state = state
         self._dispatcher = dispatcher
 

@@ -175,6 +175,17 @@ class Frontend:
             self.metrics.requests.labels(code=code).inc()
             raise
 
+    async def prompt_tokens(self, prompt: Prompt) -> Sequence[int]:
+        """The token ids that a request with this prompt would have. Raises TandemError."""
+        model = self.served_model()
+        check_prompt(prompt, vocab_size=self.tokenizer.vocab_size)
+        check_length(
+            prompt,
+            max_context_tokens=model.max_context_tokens,
+            longest_token_chars=self.tokenizer.longest_token_chars,
+        )
+        return await self._tokenize(prompt, time.monotonic() + self._config.default_timeout_s)
+
     async def _tokenize(self, prompt: Prompt, deadline_s: float) -> Sequence[int]:
         """A few at a time, so that long texts do not starve the streams; the wait counts against the deadline."""
         try:

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import grpc
 
+from router.cache_admin import CacheAdmin
+from router.cache_service import CacheService
 from router.frontend import Frontend
 from router.grpc_requests import conversation_from_proto, options_from_proto
 from router.output import OutputDelta
@@ -94,6 +96,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 class Admin(Protocol):
     """Who carries out what operators ask; `router.admin.PoolAdmin`."""
 
+    @property
+    def cache(self) -> CacheAdmin | None:
+        """Who does so for the caches."""
+
     async def set_sizes(self, sizes: dict[Role, int]) -> inference_pb2.PoolSizes:
         """Changes desired sizes."""
 
@@ -107,11 +113,11 @@ class Admin(Protocol):
         """The whole cluster."""
 
 
-class AdminService(inference_pb2_grpc.AdminServicer):
+class AdminService(CacheService):
     """Translates operators' calls. Without an `admin` only the status is known, from the dispatcher."""
 
     def __init__(self, frontend: Frontend, admin: Admin | None) -> None:
-        self._frontend = frontend
+        super().__init__(frontend, None if admin is None else admin.cache)
         self._admin = admin
 
     def _pools(self) -> Admin:

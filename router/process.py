@@ -17,6 +17,7 @@ import psutil
 
 from router.admin import PoolAdmin
 from router.app import RunningRouter, serve
+from router.cache_admin import CacheAdmin
 from router.dispatch import ServedModel
 from router.dispatcher import WorkerDispatcher
 from router.grpc_service import SERVICE_NAMES
@@ -27,6 +28,7 @@ from tandem.model.files import resolve_model
 from tandem.observability.metrics import RouterMetrics
 from tandem.pool_state import PoolState
 from tandem.prefix_store.follow import PrefixIndexFollower
+from tandem.prefix_store.registry import StoreRegistry
 from tandem.registry import Registry
 from tandem.rpc.health_port import HealthPort, start_health_port
 from tandem.tasks import cancel_all
@@ -74,6 +76,7 @@ async def run_router(config: ClusterConfig, *, redis_url: str, events: RouterEve
     serving = asyncio.Event()
     registry = Registry(redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
     state = PoolState(redis_url, cluster=config.cluster)
+    stores = StoreRegistry(redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
     metrics = RouterMetrics()
     async with _health_port(config) as health, _prefix_hits(config, redis_url) as hits:
         dispatcher = WorkerDispatcher(
@@ -86,7 +89,7 @@ async def run_router(config: ClusterConfig, *, redis_url: str, events: RouterEve
                 config=config,
                 dispatcher=dispatcher,
                 tokenizer_dir=files.tokenizer_dir,
-                admin=PoolAdmin(state, dispatcher),
+                admin=PoolAdmin(state, dispatcher, _cache_admin(config, stores, dispatcher)),
                 metrics=metrics,
                 health=health,
             )
@@ -96,11 +99,17 @@ async def run_router(config: ClusterConfig, *, redis_url: str, events: RouterEve
             await dispatcher.close()
             await registry.close()
             await state.close()
+            await stores.close()
 
 
 def _note(dispatcher: WorkerDispatcher, serving: asyncio.Event) -> None:
     if dispatcher.ready():
         serving.set()
+
+
+def _cache_admin(config: ClusterConfig, stores: StoreRegistry, dispatcher: WorkerDispatcher) -> CacheAdmin:
+    kept = config.prefix_store
+    return CacheAdmin(stores, dispatcher.tracker, is_enabled=kept.enabled, has_stores=kept.host_bytes > 0)
 
 
 @contextlib.asynccontextmanager

@@ -157,10 +157,10 @@ class PrefixPool:
                 self._directory.unpin(name)
                 self._num_cached += 1
 
-    def clear(self) -> int:
-        """Forgets every name that is not in use; how many."""
+    def clear(self, *, limit: int | None = None) -> int:
+        """Forgets names that are not in use, at most `limit` of them, those that would go first before others."""
         num_cleared = 0
-        while (name := self._directory.pop_lowest()) is not None:
+        while num_cleared != limit and (name := self._directory.pop_lowest()) is not None:
             self._forget(name)
             num_cleared += 1
         return num_cleared

@@ -14,6 +14,7 @@ from tandem.rpc.tandem.v1 import common_pb2
 from tandem.rpc.tandem.v1.inference_pb2 import WorkerStatus
 
 HANDOFF_OUTCOMES = ("delivered", "failed", "aborted")
+PREFIX_SOURCES = ("device", "store", "computed")
 _BATCH_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _BATCH_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -74,6 +75,19 @@ class PrefillMetrics(WorkerMetrics):
         self.transfer_bytes = self.counter(
             "tandem_prefill_transfer_bytes_total", "KV bytes sent by handoffs that have ended.", unit="bytes"
         )
+        self.prefix_tokens = self.counter(
+            "tandem_prefill_prefix_tokens_total",
+            "Prompt tokens by where their KV came from: the worker's blocks (device), its node's store, or compute.",
+            unit="tokens",
+            labels=("source",),
+        )
+        for source in PREFIX_SOURCES:
+            self.prefix_tokens.labels(source=source)
+        self.load_wait_seconds = self.histogram(
+            "tandem_prefill_load_wait_seconds",
+            "What an iteration that takes blocks from the store waited for them, all layers.",
+            unit="seconds",
+        )
         self.announce(PREFILL_READINGS)
 
     def follow(self, status: Callable[[], WorkerStatus]) -> None:
@@ -85,6 +99,12 @@ class PrefillMetrics(WorkerMetrics):
         self.iteration_seconds.observe(seconds)
         self.batch_sequences.observe(num_sequences)
         self.batch_tokens.observe(num_tokens)
+
+    def prefilled(self, num_prompt: int, *, num_cached: int, num_loaded: int) -> None:
+        """A prompt's first token is there. Of its `num_cached` tokens, `num_loaded` came from the store."""
+        self.prefix_tokens.labels(source="device").inc(num_cached - num_loaded)
+        self.prefix_tokens.labels(source="store").inc(num_loaded)
+        self.prefix_tokens.labels(source="computed").inc(num_prompt - num_cached)
 
     def completed(self, timings: common_pb2.PrefillTimings) -> None:
         """A request ended normally."""

@@ -14,6 +14,57 @@ def _blocks(status: WorkerStatus) -> Values:
     return [(("free",), free), (("used",), status.num_blocks - free)]
 
 
+def _device(part: str) -> list[Reading[WorkerStatus]]:
+    """What is cached in a worker's own blocks, and what it has copied to its node's store."""
+    return [
+        reading(
+            (
+                f"tandem_{part}_named_blocks",
+                "gauge",
+                "blocks",
+                "KV blocks that can be found by their prefix: used by some request, or only cached.",
+            ),
+            lambda status: [
+                (("used",), status.device_tier.num_named_blocks - status.device_tier.num_cached_blocks),
+                (("cached",), status.device_tier.num_cached_blocks),
+            ],
+            labels=("state",),
+        ),
+        reading(
+            (f"tandem_{part}_evicted_blocks_total", "counter", "blocks", "Cached KV blocks that made room for others."),
+            lambda status: plain(status.device_tier.num_evictions),
+        ),
+        reading(
+            (
+                f"tandem_{part}_write_back_blocks_total",
+                "counter",
+                "blocks",
+                "KV blocks that the node's store lacked: written there, dropped (too many waited) or refused (no room, "
+                "or the store was away).",
+            ),
+            lambda status: [
+                (("written",), status.device_tier.num_written_blocks),
+                (("dropped",), status.device_tier.num_dropped_blocks),
+                (("refused",), status.device_tier.num_refused_blocks),
+            ],
+            labels=("outcome",),
+        ),
+        reading(
+            (f"tandem_{part}_write_back_bytes_total", "counter", "bytes", "KV bytes copied to the node's store."),
+            lambda status: plain(status.device_tier.num_written_bytes),
+        ),
+        reading(
+            (
+                f"tandem_{part}_write_back_seconds_total",
+                "counter",
+                "seconds",
+                "Time of those copies, on a thread of their own; bytes over these are their speed.",
+            ),
+            lambda status: plain(status.device_tier.write_s),
+        ),
+    ]
+
+
 def _common(part: str, what: str) -> list[Reading[WorkerStatus]]:
     """What both pools' workers say in their status; `what` is their word for what they run."""
     return [
@@ -38,6 +89,7 @@ def _common(part: str, what: str) -> list[Reading[WorkerStatus]]:
             (f"tandem_{part}_draining", "gauge", "", "1 while the worker refuses new requests, else 0."),
             lambda status: plain(status.state == "draining"),
         ),
+        *_device(part),
     ]
 
 

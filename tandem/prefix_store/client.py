@@ -179,18 +179,18 @@ class StoreClient:
 
     async def pin(self, names: Sequence[BlockHash]) -> int:
         """Keeps what the store has of a prefix; how many blocks."""
-        request = store_pb2.StoreNames(names=pack_names(names))
+        request = store_pb2.StorePrefix(names=pack_names(names))
         reply = await self._ask(lambda session: session.stub.Pin(request, timeout=self._timeout_s))
         return 0 if reply is None else reply.count
 
     async def unpin(self, names: Sequence[BlockHash]) -> int:
         """Takes a pin away; from how many blocks."""
-        request = store_pb2.StoreNames(names=pack_names(names))
+        request = store_pb2.StorePrefix(names=pack_names(names))
         reply = await self._ask(lambda session: session.stub.Unpin(request, timeout=self._timeout_s))
         return 0 if reply is None else reply.count
 
     async def clear(self) -> int:
-        """Forgets all that is not pinned; how many blocks of the host tier."""
+        """Forgets all that is not pinned; how many blocks."""
         request = store_pb2.StoreClearRequest()
         reply = await self._ask(lambda session: session.stub.Clear(request, timeout=_LONG_S))
         return 0 if reply is None else reply.count

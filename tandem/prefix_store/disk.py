@@ -202,6 +202,11 @@ class DiskTier:
         with self._state.lock:
             return self._state.directory.match(names)
 
+    def chain(self, name: BlockHash) -> Names:
+        """The prefix that a block ends, first to last; empty when it is not here."""
+        with self._state.lock:
+            return self._state.directory.path(name) if name in self._state.directory else ()
+
     def use(self, names: Sequence[BlockHash]) -> int:
         """Like `match`, and counts as a use of the blocks that were hit."""
         with self._state.lock:

@@ -273,12 +273,19 @@ class HostTier:
         return [e.name for e in sorted(self._entries.values(), key=lambda e: e.depth) if not e.reservation]
 
     def hottest(self, limit: int) -> list[HostBlock]:
-        """The most used visible blocks."""
-        found = (entry for entry in self._entries.values() if not entry.reservation)
+        """The most used visible prefixes, by their last blocks: those that no longer one is used as often as."""
+        visible = [entry for entry in self._entries.values() if not entry.reservation]
+        inner = {e.parent for e in visible if e.parent and self._goes_on(self._entries[e.parent], e)}
+        found = (entry for entry in visible if entry.name not in inner)
         return [
             HostBlock(name=e.name, tenant=e.tenant, depth=e.depth, num_uses=e.num_uses, pinned=e.num_pins > 0)
             for e in heapq.nlargest(limit, found, key=lambda e: (e.num_uses, -e.depth, e.name))
         ]
+
+    @staticmethod
+    def _goes_on(entry: _Entry, child: _Entry) -> bool:
+        """Whether whoever uses and keeps a block does the same with its child."""
+        return child.num_uses >= entry.num_uses and bool(child.num_pins) == bool(entry.num_pins)
 
     def check_invariants(self) -> None:
         """Asserts that every slot is in one place and that directory, entries and slots agree."""

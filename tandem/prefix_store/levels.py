@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
+from tandem.kv.tiering import Tier
 from tandem.observability.store_metrics import StoreSample, TierLevel
 from tandem.prefix_store.sessions import SessionTable
 from tandem.prefix_store.store import NodeStore
@@ -48,6 +49,7 @@ class StoreLevels:
         """The same with what was counted so far, as it travels."""
         sample = self.sample()
         settings, metrics = self._store.settings, self._store.metrics
+        tiers = {**sample.tiers, Tier.REMOTE: TierLevel(num_blocks=0, capacity_blocks=0)}
         return store_pb2.StoreStats(
             node=node,
             fingerprint=settings.fingerprint,
@@ -67,7 +69,7 @@ class StoreLevels:
                     num_evictions=level.num_evictions,
                     num_damaged=_count(metrics.damaged, tier),
                 )
-                for tier, level in sample.tiers.items()
+                for tier, level in tiers.items()
             ],
         )
 

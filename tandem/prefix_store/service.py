@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,6 +20,7 @@ from tandem.prefix_store.store import NodeStore
 from tandem.rpc.status import typed_errors
 from tandem.rpc.tandem.v1 import store_pb2, store_pb2_grpc
 from tandem.tasks import cancel_all
+from tandem.types import BlockHash
 
 logger = logging.getLogger(__name__)
 
@@ -191,15 +192,22 @@ class PrefixStoreServicer(store_pb2_grpc.PrefixStoreServicer):
 
     # --- people
 
-    async def Pin(self, request: store_pb2.StoreNames, context: Context) -> store_pb2.StoreCount:
+    async def Pin(self, request: store_pb2.StorePrefix, context: Context) -> store_pb2.StoreCount:
         """Keeps blocks."""
         async with typed_errors(context):
-            return store_pb2.StoreCount(count=self._store.pin(unpack_names(request.names)))
+            return store_pb2.StoreCount(count=self._store.pin(self._prefix(request)))
 
-    async def Unpin(self, request: store_pb2.StoreNames, context: Context) -> store_pb2.StoreCount:
+    async def Unpin(self, request: store_pb2.StorePrefix, context: Context) -> store_pb2.StoreCount:
         """The reverse."""
         async with typed_errors(context):
-            return store_pb2.StoreCount(count=self._store.unpin(unpack_names(request.names)))
+            return store_pb2.StoreCount(count=self._store.unpin(self._prefix(request)))
+
+    def _prefix(self, request: store_pb2.StorePrefix) -> Sequence[BlockHash]:
+        """The blocks that are meant; none where a last block is not here. Raises InvalidRequest."""
+        names, last = unpack_names(request.names), unpack_names(request.last)
+        if bool(names) == bool(last) or len(last) > 1:
+            raise InvalidRequest("a prefix is given by its names or by its last one", param="names")
+        return self._store.chain(last[0]) if last else names
 
     async def Clear(self, request: store_pb2.StoreClearRequest, context: Context) -> store_pb2.StoreCount:
         """Forgets what is not pinned."""
@@ -218,7 +226,7 @@ class PrefixStoreServicer(store_pb2_grpc.PrefixStoreServicer):
             return self._levels.stats(self._node)
 
     async def List(self, request: store_pb2.StoreListRequest, context: Context) -> store_pb2.StoreListReply:
-        """The hottest blocks."""
+        """The hottest prefixes."""
         async with typed_errors(context):
             hottest = self._store.host.hottest(min(request.limit, MAX_LISTED))
             return store_pb2.StoreListReply(

@@ -185,6 +185,11 @@ class NodeStore:
 
     # --- people
 
+    def chain(self, name: BlockHash) -> Sequence[BlockHash]:
+        """The prefix that a block of this node ends, first to last; empty when it is in no tier here."""
+        chain = self.host.chain(name)
+        return chain if chain or self.disk is None else self.disk.chain(name)
+
     def pin(self, names: Sequence[BlockHash]) -> int:
         """Keeps what there is of a prefix, where it is; how many blocks."""
         num_pinned = self.host.pin(names)
@@ -211,13 +216,18 @@ class NodeStore:
         return len(self._disk_pins)
 
     async def clear(self) -> int:
-        """Forgets all that is not pinned; how many blocks the host tier had of it."""
-        num_gone = self.host.clear()
+        """Forgets all that is not pinned; how many blocks that were, in both tiers."""
+        before = self._present()
+        self.host.clear()
         if self.disk is not None and self._disk_pins:
             self.disk.remove([name for name in self.disk.names() if name not in self._disk_pins])
         elif self.disk is not None:
             await asyncio.wrap_future(self.disk.clear())
-        return num_gone
+        return len(before - self._present())
+
+    def _present(self) -> set[BlockHash]:
+        """What can be found on this node."""
+        return {*self.host.visible(), *(self.disk.names() if self.disk is not None else ())}
 
     async def close(self) -> None:
         """Waits for loads and writes under way; the tiers are closed by whoever made them."""

@@ -48,6 +48,9 @@ class DiskStore(Protocol):
     def names(self) -> Sequence[BlockHash]:
         """All that it has."""
 
+    def chain(self, name: BlockHash) -> Sequence[BlockHash]:
+        """The prefix that a block ends, first to last; empty when it is not here."""
+
     def put(self, names: Sequence[BlockHash], payloads: Sequence[memoryview], *, tenant: str = "") -> Future[Any]:
         """Stores what it lacks of a prefix, first block to last, a payload for each."""
 

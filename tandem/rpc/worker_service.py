@@ -1,4 +1,4 @@
-"""The control service that workers of both pools serve: status, abort, drain."""
+"""The control service that workers of both pools serve: status, abort, drain, clear."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ class WorkerControl(Protocol):
     async def wait_idle(self) -> None:
         """Returns when nothing runs, waits or moves."""
 
+    async def clear_device_tier(self) -> int:
+        """Forgets the names of blocks that no request uses; how many."""
+
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """Serves `worker`; see worker.proto."""
@@ -62,3 +65,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             except TimeoutError as exc:
                 raise DeadlineExceeded(f"still busy after {request.timeout_s:g} s of draining") from exc
         return worker_pb2.DrainResponse()
+
+    async def ClearDeviceTier(
+        self, request: worker_pb2.ClearDeviceTierRequest, context: Context
+    ) -> worker_pb2.ClearDeviceTierResponse:
+        """Forgets what is only cached."""
+        async with typed_errors(context):
+            num_blocks = await self._worker.clear_device_tier()
+        return worker_pb2.ClearDeviceTierResponse(num_blocks=num_blocks)

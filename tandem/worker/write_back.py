@@ -22,11 +22,14 @@ from tandem.prefix_store.announce import Announcer
 from tandem.prefix_store.client import StoreClient
 from tandem.prefix_store.holdings import Grant
 from tandem.prefix_store.slab import block_digest
+from tandem.rpc.tandem.v1 import inference_pb2
 from tandem.tasks import cancel_all
 from tandem.types import BlockHash
 
 logger = logging.getLogger(__name__)
 
+_CLEARED_AT_ONCE = 256
+"""Names that are forgotten while the engine waits: a millisecond or two."""
 _EVICTING_AHEAD = 32
 """Blocks written before they are evicted, where that is when they are written."""
 
@@ -93,6 +96,31 @@ class WriteBack:
         if self._loop is not None and not self._is_told:
             self._is_told = True
             self._loop.call_soon_threadsafe(self._event.set)
+
+    async def clear(self) -> int:
+        """Forgets the names that nobody uses; how many. A part at a time: the engine waits for none of it long."""
+        num_cleared, num_now = 0, _CLEARED_AT_ONCE
+        while num_now == _CLEARED_AT_ONCE:
+            with self.lock:
+                num_now = self.pool.clear(limit=_CLEARED_AT_ONCE)
+            num_cleared += num_now
+            self.changed()
+            await asyncio.sleep(0)
+        return num_cleared
+
+    def tier(self) -> inference_pb2.DeviceTier:
+        """What is cached here, and what was copied. The caller holds the lock."""
+        written = self.written
+        return inference_pb2.DeviceTier(
+            num_named_blocks=self.pool.num_named,
+            num_cached_blocks=self.pool.num_cached,
+            num_evictions=self.pool.num_evicted,
+            num_written_blocks=written.num_blocks,
+            num_written_bytes=written.num_bytes,
+            num_dropped_blocks=written.num_dropped,
+            num_refused_blocks=written.num_refused,
+            write_s=written.seconds,
+        )
 
     def _write_anew(self) -> None:
         """The store may have nothing of what is here."""

@@ -294,7 +294,8 @@ def test_statistics_say_what_happened(redis_url: str) -> None:
             loan = await client.acquire(chain(5))
             stats = await client.stats()
             assert stats is not None
-            (tier,) = stats.tiers
+            tier, remote = stats.tiers
+            assert (tier.tier, remote.tier, remote.num_blocks) == ("host", "remote", 0)
             assert (tier.tier, tier.num_blocks, tier.num_hits, tier.num_misses) == ("host", 3, 3, 2)
             assert (stats.num_clients, stats.num_loans, stats.num_grants) == (1, 1, 0)
             page = host.store.metrics.render().decode()

@@ -24,6 +24,528 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class GetCacheStatsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCacheStatsRequest: _TypeAlias = GetCacheStatsRequest  # noqa: Y015
+
+@_typing.final
+class CacheStats(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    HAS_STORES_FIELD_NUMBER: _builtins.int
+    IS_ENABLED_FIELD_NUMBER: _builtins.int
+    has_stores: _builtins.bool
+    """Whether the configuration asks for a store on each node."""
+    is_enabled: _builtins.bool
+    """Whether anything is cached at all (prefix_store.enabled)."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCache]: ...
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerCache]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___NodeCache] | None = ...,
+        workers: _abc.Iterable[Global___WorkerCache] | None = ...,
+        has_stores: _builtins.bool = ...,
+        is_enabled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_stores", b"has_stores", "is_enabled", b"is_enabled", "nodes", b"nodes", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheStats: _TypeAlias = CacheStats  # noqa: Y015
+
+@_typing.final
+class NodeCache(_message.Message):
+    """One node's prefix store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    NUM_CLIENTS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    error: _builtins.str
+    """Why it did not answer; empty when it did. Then nothing below it is set."""
+    block_bytes: _builtins.int
+    num_clients: _builtins.int
+    """Workers that are attached."""
+    fingerprint: _builtins.str
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TierCache]:
+        """"host", then "disk" where there is one, then "remote": what came from other nodes, which holds nothing."""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        error: _builtins.str = ...,
+        block_bytes: _builtins.int = ...,
+        tiers: _abc.Iterable[Global___TierCache] | None = ...,
+        num_clients: _builtins.int = ...,
+        fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "error", b"error", "fingerprint", b"fingerprint", "node", b"node", "num_clients", b"num_clients", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeCache: _TypeAlias = NodeCache  # noqa: Y015
+
+@_typing.final
+class TierCache(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    CAPACITY_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_PINNED_FIELD_NUMBER: _builtins.int
+    NUM_HITS_FIELD_NUMBER: _builtins.int
+    NUM_MISSES_FIELD_NUMBER: _builtins.int
+    NUM_EVICTIONS_FIELD_NUMBER: _builtins.int
+    NUM_DAMAGED_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    num_blocks: _builtins.int
+    capacity_blocks: _builtins.int
+    num_pinned: _builtins.int
+    num_hits: _builtins.int
+    """Blocks that were wanted and found here, and those that were not, since the store started."""
+    num_misses: _builtins.int
+    num_evictions: _builtins.int
+    num_damaged: _builtins.int
+    num_bytes: _builtins.int
+    capacity_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        capacity_blocks: _builtins.int = ...,
+        num_pinned: _builtins.int = ...,
+        num_hits: _builtins.int = ...,
+        num_misses: _builtins.int = ...,
+        num_evictions: _builtins.int = ...,
+        num_damaged: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+        capacity_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_blocks", b"capacity_blocks", "capacity_bytes", b"capacity_bytes", "num_blocks", b"num_blocks", "num_bytes", b"num_bytes", "num_damaged", b"num_damaged", "num_evictions", b"num_evictions", "num_hits", b"num_hits", "num_misses", b"num_misses", "num_pinned", b"num_pinned", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierCache: _TypeAlias = TierCache  # noqa: Y015
+
+@_typing.final
+class WorkerCache(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    role: _builtins.str
+    state: _builtins.str
+    """As in WorkerStatus."""
+    node: _builtins.str
+    num_blocks: _builtins.int
+    @_builtins.property
+    def device(self) -> Global___DeviceTier:
+        """Absent when the worker did not answer."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        role: _builtins.str = ...,
+        state: _builtins.str = ...,
+        node: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        device: Global___DeviceTier | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "node", b"node", "num_blocks", b"num_blocks", "role", b"role", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerCache: _TypeAlias = WorkerCache  # noqa: Y015
+
+@_typing.final
+class DeviceTier(_message.Message):
+    """What is cached in a worker's own blocks, and what it has copied to its node's store. Counts are since its start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_NAMED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_EVICTIONS_FIELD_NUMBER: _builtins.int
+    NUM_WRITTEN_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_DROPPED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_REFUSED_BLOCKS_FIELD_NUMBER: _builtins.int
+    WRITE_S_FIELD_NUMBER: _builtins.int
+    num_named_blocks: _builtins.int
+    """Blocks that can be found by their prefix, in use or not."""
+    num_cached_blocks: _builtins.int
+    """Of them, those that no request uses: they make room when it is needed."""
+    num_evictions: _builtins.int
+    num_written_blocks: _builtins.int
+    """Blocks copied to the store that it did not have."""
+    num_written_bytes: _builtins.int
+    num_dropped_blocks: _builtins.int
+    """Blocks left out because too many waited to be copied."""
+    num_refused_blocks: _builtins.int
+    """Blocks that were copied and not taken."""
+    write_s: _builtins.float
+    """Time that copying took, beside the engine."""
+    def __init__(
+        self,
+        *,
+        num_named_blocks: _builtins.int = ...,
+        num_cached_blocks: _builtins.int = ...,
+        num_evictions: _builtins.int = ...,
+        num_written_blocks: _builtins.int = ...,
+        num_written_bytes: _builtins.int = ...,
+        num_dropped_blocks: _builtins.int = ...,
+        num_refused_blocks: _builtins.int = ...,
+        write_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_blocks", b"num_cached_blocks", "num_dropped_blocks", b"num_dropped_blocks", "num_evictions", b"num_evictions", "num_named_blocks", b"num_named_blocks", "num_refused_blocks", b"num_refused_blocks", "num_written_blocks", b"num_written_blocks", "num_written_bytes", b"num_written_bytes", "write_s", b"write_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceTier: _TypeAlias = DeviceTier  # noqa: Y015
+
+@_typing.final
+class ListCachedPrefixesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """1 to 1000; 0 means 20."""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCachedPrefixesRequest: _TypeAlias = ListCachedPrefixesRequest  # noqa: Y015
+
+@_typing.final
+class CachedPrefixes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedPrefix]: ...
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAnswer]:
+        """Nodes that did not answer."""
+
+    def __init__(
+        self,
+        *,
+        prefixes: _abc.Iterable[Global___CachedPrefix] | None = ...,
+        failures: _abc.Iterable[Global___NodeAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "prefixes", b"prefixes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedPrefixes: _TypeAlias = CachedPrefixes  # noqa: Y015
+
+@_typing.final
+class CachedPrefix(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_USES_FIELD_NUMBER: _builtins.int
+    IS_PINNED_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    block: _builtins.str
+    """Name of its last block: 32 hex digits."""
+    num_blocks: _builtins.int
+    num_tokens: _builtins.int
+    """0 while no worker of its model is there."""
+    num_uses: _builtins.int
+    """Over all nodes that list it."""
+    is_pinned: _builtins.bool
+    """On some node."""
+    tenant: _builtins.str
+    """Of the cache_salt of whoever stored it: 16 hex digits of its BLAKE2b hash (`b2sum -l 64`); empty without a salt."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        block: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        num_uses: _builtins.int = ...,
+        is_pinned: _builtins.bool = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "is_pinned", b"is_pinned", "nodes", b"nodes", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "num_uses", b"num_uses", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedPrefix: _TypeAlias = CachedPrefix  # noqa: Y015
+
+@_typing.final
+class PrefixSelector(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """As in Generate: the prompt's full blocks are meant."""
+    block: _builtins.str
+    """As listed: this block and all that lead to it."""
+    cache_salt: _builtins.str
+    """That of the requests (SamplingParams.cache_salt); not together with a block."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds: ...
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+        block: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "prefix", b"prefix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "cache_salt", b"cache_salt", "prefix", b"prefix", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_prefix: _TypeAlias = _typing.Literal["text", "token_ids", "block"]  # noqa: Y015
+    _WhichOneofArgType_prefix: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prefix) -> _WhichOneofReturnType_prefix | None: ...
+
+Global___PrefixSelector: _TypeAlias = PrefixSelector  # noqa: Y015
+
+@_typing.final
+class PrefixAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    num_blocks: _builtins.int
+    """Full blocks that the prompt has; 0 where a block was named."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAnswer]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___NodeAnswer] | None = ...,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "num_blocks", b"num_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixAnswer: _TypeAlias = PrefixAnswer  # noqa: Y015
+
+@_typing.final
+class NodeAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    num_blocks: _builtins.int
+    """Blocks that it was done to."""
+    error: _builtins.str
+    """Why it was not done; empty when it was."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "node", b"node", "num_blocks", b"num_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeAnswer: _TypeAlias = NodeAnswer  # noqa: Y015
+
+@_typing.final
+class ClearCacheRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearCacheRequest: _TypeAlias = ClearCacheRequest  # noqa: Y015
+
+@_typing.final
+class ClearCacheAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAnswer]: ...
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerAnswer]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___NodeAnswer] | None = ...,
+        workers: _abc.Iterable[Global___WorkerAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearCacheAnswer: _TypeAlias = ClearCacheAnswer  # noqa: Y015
+
+@_typing.final
+class WorkerAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    num_blocks: _builtins.int
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "num_blocks", b"num_blocks", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerAnswer: _TypeAlias = WorkerAnswer  # noqa: Y015
+
+@_typing.final
+class VerifyCacheRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyCacheRequest: _TypeAlias = VerifyCacheRequest  # noqa: Y015
+
+@_typing.final
+class VerifyCacheAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeVerified]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___NodeVerified] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyCacheAnswer: _TypeAlias = VerifyCacheAnswer  # noqa: Y015
+
+@_typing.final
+class NodeVerified(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    NUM_CHECKED_FIELD_NUMBER: _builtins.int
+    NUM_DAMAGED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    num_checked: _builtins.int
+    num_damaged: _builtins.int
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        num_checked: _builtins.int = ...,
+        num_damaged: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "node", b"node", "num_checked", b"num_checked", "num_damaged", b"num_damaged"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeVerified: _TypeAlias = NodeVerified  # noqa: Y015
+
+@_typing.final
 class SetPoolSizesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -722,6 +1244,7 @@ class WorkerStatus(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
+    DEVICE_TIER_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: _builtins.str
     """"prefill" or "decode"."""
@@ -758,6 +1281,10 @@ class WorkerStatus(_message.Message):
 
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkStatus]: ...
+    @_builtins.property
+    def device_tier(self) -> Global___DeviceTier:
+        """What it has cached; absent when it did not answer."""
+
     def __init__(
         self,
         *,
@@ -781,10 +1308,11 @@ class WorkerStatus(_message.Message):
         generation: _builtins.int = ...,
         node: _builtins.str = ...,
         transport: _builtins.str = ...,
+        device_tier: Global___DeviceTier | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_tier", b"device_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cores", b"cores", "epoch", b"epoch", "generation", b"generation", "links", b"links", "metrics_url", b"metrics_url", "node", b"node", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_handoffs", b"num_handoffs", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pid", b"pid", "role", b"role", "state", b"state", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cores", b"cores", "device_tier", b"device_tier", "epoch", b"epoch", "generation", b"generation", "links", b"links", "metrics_url", b"metrics_url", "node", b"node", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_handoffs", b"num_handoffs", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pid", b"pid", "role", b"role", "state", b"state", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -259,6 +259,36 @@ class AdminStub:
                 request_serializer=tandem_dot_v1_dot_inference__pb2.RestartPoolRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_inference__pb2.RestartPoolResponse.FromString,
                 _registered_method=True)
+        self.GetCacheStats = channel.unary_unary(
+                '/tandem.v1.Admin/GetCacheStats',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.GetCacheStatsRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.CacheStats.FromString,
+                _registered_method=True)
+        self.ListCachedPrefixes = channel.unary_unary(
+                '/tandem.v1.Admin/ListCachedPrefixes',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.ListCachedPrefixesRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.CachedPrefixes.FromString,
+                _registered_method=True)
+        self.PinPrefix = channel.unary_unary(
+                '/tandem.v1.Admin/PinPrefix',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.PrefixSelector.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.PrefixAnswer.FromString,
+                _registered_method=True)
+        self.UnpinPrefix = channel.unary_unary(
+                '/tandem.v1.Admin/UnpinPrefix',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.PrefixSelector.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.PrefixAnswer.FromString,
+                _registered_method=True)
+        self.ClearCache = channel.unary_unary(
+                '/tandem.v1.Admin/ClearCache',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.ClearCacheRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.ClearCacheAnswer.FromString,
+                _registered_method=True)
+        self.VerifyCache = channel.unary_unary(
+                '/tandem.v1.Admin/VerifyCache',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.VerifyCacheRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.VerifyCacheAnswer.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -292,6 +322,50 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCacheStats(self, request, context):
+        """What is cached where, asked from each worker and each node's prefix store now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCachedPrefixes(self, request, context):
+        """The most used prefixes in the memory of the nodes' stores, most used first. This and the next four answer
+        INVALID_ARGUMENT in a cluster without stores (prefix_store.host_bytes is 0), but for ClearCache.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinPrefix(self, request, context):
+        """Keeps the cached blocks of a prefix against eviction, on every node that has them, until as many unpins.
+        NOT_FOUND when no node has its first block.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpinPrefix(self, request, context):
+        """NOT_FOUND when no node has pinned a block of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearCache(self, request, context):
+        """Forgets all that is cached and neither pinned nor in use: in the workers, then in the stores.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyCache(self, request, context):
+        """Has every block of every store read again; damaged ones are removed. Takes as long as reading all of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -314,6 +388,36 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RestartPool,
                     request_deserializer=tandem_dot_v1_dot_inference__pb2.RestartPoolRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_inference__pb2.RestartPoolResponse.SerializeToString,
+            ),
+            'GetCacheStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCacheStats,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.GetCacheStatsRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.CacheStats.SerializeToString,
+            ),
+            'ListCachedPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCachedPrefixes,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.ListCachedPrefixesRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.CachedPrefixes.SerializeToString,
+            ),
+            'PinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinPrefix,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.PrefixSelector.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.PrefixAnswer.SerializeToString,
+            ),
+            'UnpinPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpinPrefix,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.PrefixSelector.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.PrefixAnswer.SerializeToString,
+            ),
+            'ClearCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearCache,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.ClearCacheRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.ClearCacheAnswer.SerializeToString,
+            ),
+            'VerifyCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyCache,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.VerifyCacheRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.VerifyCacheAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -424,6 +528,168 @@ class Admin:
             '/tandem.v1.Admin/RestartPool',
             tandem_dot_v1_dot_inference__pb2.RestartPoolRequest.SerializeToString,
             tandem_dot_v1_dot_inference__pb2.RestartPoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCacheStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Admin/GetCacheStats',
+            tandem_dot_v1_dot_inference__pb2.GetCacheStatsRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.CacheStats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCachedPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Admin/ListCachedPrefixes',
+            tandem_dot_v1_dot_inference__pb2.ListCachedPrefixesRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.CachedPrefixes.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Admin/PinPrefix',
+            tandem_dot_v1_dot_inference__pb2.PrefixSelector.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.PrefixAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpinPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Admin/UnpinPrefix',
+            tandem_dot_v1_dot_inference__pb2.PrefixSelector.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.PrefixAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Admin/ClearCache',
+            tandem_dot_v1_dot_inference__pb2.ClearCacheRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.ClearCacheAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Admin/VerifyCache',
+            tandem_dot_v1_dot_inference__pb2.VerifyCacheRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.VerifyCacheAnswer.FromString,
             options,
             channel_credentials,
             insecure,

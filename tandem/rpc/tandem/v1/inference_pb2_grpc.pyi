@@ -104,6 +104,22 @@ class AdminStub:
     """Takes one worker out: it finishes what it has, ends, and the controller replaces it. NOT_FOUND for unknown ids."""
     RestartPool: _grpc.UnaryUnaryMultiCallable[_inference_pb2.RestartPoolRequest, _inference_pb2.RestartPoolResponse]
     """Replaces every worker of a pool, one after another, each only when its successor is ready."""
+    GetCacheStats: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetCacheStatsRequest, _inference_pb2.CacheStats]
+    """What is cached where, asked from each worker and each node's prefix store now."""
+    ListCachedPrefixes: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListCachedPrefixesRequest, _inference_pb2.CachedPrefixes]
+    """The most used prefixes in the memory of the nodes' stores, most used first. This and the next four answer
+    INVALID_ARGUMENT in a cluster without stores (prefix_store.host_bytes is 0), but for ClearCache.
+    """
+    PinPrefix: _grpc.UnaryUnaryMultiCallable[_inference_pb2.PrefixSelector, _inference_pb2.PrefixAnswer]
+    """Keeps the cached blocks of a prefix against eviction, on every node that has them, until as many unpins.
+    NOT_FOUND when no node has its first block.
+    """
+    UnpinPrefix: _grpc.UnaryUnaryMultiCallable[_inference_pb2.PrefixSelector, _inference_pb2.PrefixAnswer]
+    """NOT_FOUND when no node has pinned a block of it."""
+    ClearCache: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ClearCacheRequest, _inference_pb2.ClearCacheAnswer]
+    """Forgets all that is cached and neither pinned nor in use: in the workers, then in the stores."""
+    VerifyCache: _grpc.UnaryUnaryMultiCallable[_inference_pb2.VerifyCacheRequest, _inference_pb2.VerifyCacheAnswer]
+    """Has every block of every store read again; damaged ones are removed. Takes as long as reading all of it."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -116,6 +132,22 @@ class AdminAsyncStub(AdminStub):
     """Takes one worker out: it finishes what it has, ends, and the controller replaces it. NOT_FOUND for unknown ids."""
     RestartPool: _aio.UnaryUnaryMultiCallable[_inference_pb2.RestartPoolRequest, _inference_pb2.RestartPoolResponse]  # type: ignore[assignment]
     """Replaces every worker of a pool, one after another, each only when its successor is ready."""
+    GetCacheStats: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetCacheStatsRequest, _inference_pb2.CacheStats]  # type: ignore[assignment]
+    """What is cached where, asked from each worker and each node's prefix store now."""
+    ListCachedPrefixes: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListCachedPrefixesRequest, _inference_pb2.CachedPrefixes]  # type: ignore[assignment]
+    """The most used prefixes in the memory of the nodes' stores, most used first. This and the next four answer
+    INVALID_ARGUMENT in a cluster without stores (prefix_store.host_bytes is 0), but for ClearCache.
+    """
+    PinPrefix: _aio.UnaryUnaryMultiCallable[_inference_pb2.PrefixSelector, _inference_pb2.PrefixAnswer]  # type: ignore[assignment]
+    """Keeps the cached blocks of a prefix against eviction, on every node that has them, until as many unpins.
+    NOT_FOUND when no node has its first block.
+    """
+    UnpinPrefix: _aio.UnaryUnaryMultiCallable[_inference_pb2.PrefixSelector, _inference_pb2.PrefixAnswer]  # type: ignore[assignment]
+    """NOT_FOUND when no node has pinned a block of it."""
+    ClearCache: _aio.UnaryUnaryMultiCallable[_inference_pb2.ClearCacheRequest, _inference_pb2.ClearCacheAnswer]  # type: ignore[assignment]
+    """Forgets all that is cached and neither pinned nor in use: in the workers, then in the stores."""
+    VerifyCache: _aio.UnaryUnaryMultiCallable[_inference_pb2.VerifyCacheRequest, _inference_pb2.VerifyCacheAnswer]  # type: ignore[assignment]
+    """Has every block of every store read again; damaged ones are removed. Takes as long as reading all of it."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -149,5 +181,57 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.RestartPoolResponse, _abc.Awaitable[_inference_pb2.RestartPoolResponse]]:
         """Replaces every worker of a pool, one after another, each only when its successor is ready."""
+
+    @_abc_1.abstractmethod
+    def GetCacheStats(
+        self,
+        request: _inference_pb2.GetCacheStatsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.CacheStats, _abc.Awaitable[_inference_pb2.CacheStats]]:
+        """What is cached where, asked from each worker and each node's prefix store now."""
+
+    @_abc_1.abstractmethod
+    def ListCachedPrefixes(
+        self,
+        request: _inference_pb2.ListCachedPrefixesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.CachedPrefixes, _abc.Awaitable[_inference_pb2.CachedPrefixes]]:
+        """The most used prefixes in the memory of the nodes' stores, most used first. This and the next four answer
+        INVALID_ARGUMENT in a cluster without stores (prefix_store.host_bytes is 0), but for ClearCache.
+        """
+
+    @_abc_1.abstractmethod
+    def PinPrefix(
+        self,
+        request: _inference_pb2.PrefixSelector,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.PrefixAnswer, _abc.Awaitable[_inference_pb2.PrefixAnswer]]:
+        """Keeps the cached blocks of a prefix against eviction, on every node that has them, until as many unpins.
+        NOT_FOUND when no node has its first block.
+        """
+
+    @_abc_1.abstractmethod
+    def UnpinPrefix(
+        self,
+        request: _inference_pb2.PrefixSelector,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.PrefixAnswer, _abc.Awaitable[_inference_pb2.PrefixAnswer]]:
+        """NOT_FOUND when no node has pinned a block of it."""
+
+    @_abc_1.abstractmethod
+    def ClearCache(
+        self,
+        request: _inference_pb2.ClearCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ClearCacheAnswer, _abc.Awaitable[_inference_pb2.ClearCacheAnswer]]:
+        """Forgets all that is cached and neither pinned nor in use: in the workers, then in the stores."""
+
+    @_abc_1.abstractmethod
+    def VerifyCache(
+        self,
+        request: _inference_pb2.VerifyCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.VerifyCacheAnswer, _abc.Awaitable[_inference_pb2.VerifyCacheAnswer]]:
+        """Has every block of every store read again; damaged ones are removed. Takes as long as reading all of it."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

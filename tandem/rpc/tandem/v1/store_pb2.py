@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/store.proto\x12\ttandem.v1\"\x96\x01\n\x12StoreClientMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tandem.v1.StoreHelloH\x00\x12(\n\x05renew\x18\x02 \x01(\x0b\x32\x17.tandem.v1.StoreRenewalH\x00\x12\x11\n\x07release\x18\x03 \x01(\x04H\x00\x12\x10\n\x06\x63\x61ncel\x18\x04 \x01(\x04H\x00\x42\t\n\x07message\"I\n\nStoreHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\"=\n\x0cStoreRenewal\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05loans\x18\x02 \x03(\x04\x12\x0e\n\x06grants\x18\x03 \x03(\x04\"Z\n\x0cStoreMessage\x12,\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x18.tandem.v1.StoreAttachedH\x00\x12\x11\n\x07renewed\x18\x02 \x01(\x04H\x00\x42\t\n\x07message\"T\n\rStoreAttached\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06socket\x18\x02 \x01(\x0c\x12\x11\n\tnum_slots\x18\x03 \x01(\x04\x12\x0f\n\x07lease_s\x18\x04 \x01(\x01\"#\n\x12StoreLookupRequest\x12\r\n\x05names\x18\x01 \x01(\x0c\"\x80\x01\n\x10StoreLookupReply\x12\x10\n\x08num_host\x18\x01 \x01(\r\x12\x10\n\x08num_disk\x18\x02 \x01(\r\x12\x12\n\nnum_remote\x18\x03 \x01(\r\x12\x18\n\x10\x64isk_bytes_per_s\x18\x04 \x01(\x01\x12\x1a\n\x12remote_bytes_per_s\x18\x05 \x01(\x01\"f\n\x13StoreAcquireRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04loan\x18\x02 \x01(\x04\x12\r\n\x05names\x18\x03 \x01(\x0c\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x11\n\ttimeout_s\x18\x05 \x01(\x01\"7\n\x11StoreAcquireReply\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\"c\n\x13StoreReserveRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05grant\x18\x02 \x01(\x04\x12\r\n\x05names\x18\x03 \x01(\x0c\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"1\n\x11StoreReserveReply\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05slots\x18\x02 \x03(\r\"E\n\x12StoreCommitRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05grant\x18\x02 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\")\n\x10StoreCommitReply\x12\x15\n\rnum_committed\x18\x01 \x01(\r\"\x1b\n\nStoreNames\x12\r\n\x05names\x18\x01 \x01(\x0c\"\x1b\n\nStoreCount\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\"\x13\n\x11StoreClearRequest\"\x14\n\x12StoreVerifyRequest\"<\n\x10StoreVerifyReply\x12\x13\n\x0bnum_checked\x18\x01 \x01(\x04\x12\x13\n\x0bnum_damaged\x18\x02 \x01(\x04\"\x13\n\x11StoreStatsRequest\"\xaa\x01\n\nStoreStats\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12(\n\x05tiers\x18\x04 \x03(\x0b\x32\x19.tandem.v1.StoreTierStats\x12\x13\n\x0bnum_clients\x18\x05 \x01(\r\x12\x11\n\tnum_loans\x18\x06 \x01(\r\x12\x12\n\nnum_grants\x18\x07 \x01(\r\"\xc7\x01\n\x0eStoreTierStats\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x04\x12\x17\n\x0f\x63\x61pacity_blocks\x18\x03 \x01(\x04\x12\x12\n\nnum_pinned\x18\x04 \x01(\x04\x12\x14\n\x0cnum_reserved\x18\x05 \x01(\x04\x12\x10\n\x08num_hits\x18\x06 \x01(\x04\x12\x12\n\nnum_misses\x18\x07 \x01(\x04\x12\x15\n\rnum_evictions\x18\x08 \x01(\x04\x12\x13\n\x0bnum_damaged\x18\t \x01(\x04\"!\n\x10StoreListRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"7\n\x0eStoreListReply\x12%\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x15.tandem.v1.StoreBlock\"[\n\nStoreBlock\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x10\n\x08num_uses\x18\x04 \x01(\x04\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\"\x8b\x02\n\x11StoreFetchRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x14\n\x0csource_epoch\x18\x03 \x01(\x04\x12\x13\n\x0b\x64\x65stination\x18\x04 \x01(\t\x12\x19\n\x11\x64\x65stination_epoch\x18\x05 \x01(\x04\x12\x11\n\texpires_s\x18\x06 \x01(\x01\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x13\n\x0b\x62lock_bytes\x18\x08 \x01(\x04\x12\x11\n\ttransport\x18\t \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\n \x01(\x0c\x12\r\n\x05names\x18\x0b \x01(\x0c\x12\r\n\x05\x66irst\x18\x0c \x01(\r\x12\x0c\n\x04\x63ode\x18\r \x01(\x0c\"#\n\x0fStoreFetchReply\x12\x10\n\x08num_sent\x18\x01 \x01(\r2\xe2\x05\n\x0bPrefixStore\x12\x44\n\x06\x41ttach\x12\x1d.tandem.v1.StoreClientMessage\x1a\x17.tandem.v1.StoreMessage(\x01\x30\x01\x12\x44\n\x06Lookup\x12\x1d.tandem.v1.StoreLookupRequest\x1a\x1b.tandem.v1.StoreLookupReply\x12G\n\x07\x41\x63quire\x12\x1e.tandem.v1.StoreAcquireRequest\x1a\x1c.tandem.v1.StoreAcquireReply\x12G\n\x07Reserve\x12\x1e.tandem.v1.StoreReserveRequest\x1a\x1c.tandem.v1.StoreReserveReply\x12\x44\n\x06\x43ommit\x12\x1d.tandem.v1.StoreCommitRequest\x1a\x1b.tandem.v1.StoreCommitReply\x12\x33\n\x03Pin\x12\x15.tandem.v1.StoreNames\x1a\x15.tandem.v1.StoreCount\x12\x35\n\x05Unpin\x12\x15.tandem.v1.StoreNames\x1a\x15.tandem.v1.StoreCount\x12<\n\x05\x43lear\x12\x1c.tandem.v1.StoreClearRequest\x1a\x15.tandem.v1.StoreCount\x12\x44\n\x06Verify\x12\x1d.tandem.v1.StoreVerifyRequest\x1a\x1b.tandem.v1.StoreVerifyReply\x12?\n\x08GetStats\x12\x1c.tandem.v1.StoreStatsRequest\x1a\x15.tandem.v1.StoreStats\x12>\n\x04List\x12\x1b.tandem.v1.StoreListRequest\x1a\x19.tandem.v1.StoreListReply2T\n\x0fPrefixStorePeer\x12\x41\n\x05\x46\x65tch\x12\x1c.tandem.v1.StoreFetchRequest\x1a\x1a.tandem.v1.StoreFetchReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/store.proto\x12\ttandem.v1\"\x96\x01\n\x12StoreClientMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tandem.v1.StoreHelloH\x00\x12(\n\x05renew\x18\x02 \x01(\x0b\x32\x17.tandem.v1.StoreRenewalH\x00\x12\x11\n\x07release\x18\x03 \x01(\x04H\x00\x12\x10\n\x06\x63\x61ncel\x18\x04 \x01(\x04H\x00\x42\t\n\x07message\"I\n\nStoreHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\"=\n\x0cStoreRenewal\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05loans\x18\x02 \x03(\x04\x12\x0e\n\x06grants\x18\x03 \x03(\x04\"Z\n\x0cStoreMessage\x12,\n\x08\x61ttached\x18\x01 \x01(\x0b\x32\x18.tandem.v1.StoreAttachedH\x00\x12\x11\n\x07renewed\x18\x02 \x01(\x04H\x00\x42\t\n\x07message\"T\n\rStoreAttached\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06socket\x18\x02 \x01(\x0c\x12\x11\n\tnum_slots\x18\x03 \x01(\x04\x12\x0f\n\x07lease_s\x18\x04 \x01(\x01\"#\n\x12StoreLookupRequest\x12\r\n\x05names\x18\x01 \x01(\x0c\"\x80\x01\n\x10StoreLookupReply\x12\x10\n\x08num_host\x18\x01 \x01(\r\x12\x10\n\x08num_disk\x18\x02 \x01(\r\x12\x12\n\nnum_remote\x18\x03 \x01(\r\x12\x18\n\x10\x64isk_bytes_per_s\x18\x04 \x01(\x01\x12\x1a\n\x12remote_bytes_per_s\x18\x05 \x01(\x01\"f\n\x13StoreAcquireRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04loan\x18\x02 \x01(\x04\x12\r\n\x05names\x18\x03 \x01(\x0c\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x11\n\ttimeout_s\x18\x05 \x01(\x01\"7\n\x11StoreAcquireReply\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\"c\n\x13StoreReserveRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05grant\x18\x02 \x01(\x04\x12\r\n\x05names\x18\x03 \x01(\x0c\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"1\n\x11StoreReserveReply\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05slots\x18\x02 \x03(\r\"E\n\x12StoreCommitRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05grant\x18\x02 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x06\")\n\x10StoreCommitReply\x12\x15\n\rnum_committed\x18\x01 \x01(\r\"*\n\x0bStorePrefix\x12\r\n\x05names\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x0c\"\x1b\n\nStoreCount\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\"\x13\n\x11StoreClearRequest\"\x14\n\x12StoreVerifyRequest\"<\n\x10StoreVerifyReply\x12\x13\n\x0bnum_checked\x18\x01 \x01(\x04\x12\x13\n\x0bnum_damaged\x18\x02 \x01(\x04\"\x13\n\x11StoreStatsRequest\"\xaa\x01\n\nStoreStats\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12(\n\x05tiers\x18\x04 \x03(\x0b\x32\x19.tandem.v1.StoreTierStats\x12\x13\n\x0bnum_clients\x18\x05 \x01(\r\x12\x11\n\tnum_loans\x18\x06 \x01(\r\x12\x12\n\nnum_grants\x18\x07 \x01(\r\"\xc7\x01\n\x0eStoreTierStats\x12\x0c\n\x04tier\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x04\x12\x17\n\x0f\x63\x61pacity_blocks\x18\x03 \x01(\x04\x12\x12\n\nnum_pinned\x18\x04 \x01(\x04\x12\x14\n\x0cnum_reserved\x18\x05 \x01(\x04\x12\x10\n\x08num_hits\x18\x06 \x01(\x04\x12\x12\n\nnum_misses\x18\x07 \x01(\x04\x12\x15\n\rnum_evictions\x18\x08 \x01(\x04\x12\x13\n\x0bnum_damaged\x18\t \x01(\x04\"!\n\x10StoreListRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"7\n\x0eStoreListReply\x12%\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x15.tandem.v1.StoreBlock\"[\n\nStoreBlock\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05\x64\x65pth\x18\x03 \x01(\r\x12\x10\n\x08num_uses\x18\x04 \x01(\x04\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\"\x8b\x02\n\x11StoreFetchRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x14\n\x0csource_epoch\x18\x03 \x01(\x04\x12\x13\n\x0b\x64\x65stination\x18\x04 \x01(\t\x12\x19\n\x11\x64\x65stination_epoch\x18\x05 \x01(\x04\x12\x11\n\texpires_s\x18\x06 \x01(\x01\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x13\n\x0b\x62lock_bytes\x18\x08 \x01(\x04\x12\x11\n\ttransport\x18\t \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\n \x01(\x0c\x12\r\n\x05names\x18\x0b \x01(\x0c\x12\r\n\x05\x66irst\x18\x0c \x01(\r\x12\x0c\n\x04\x63ode\x18\r \x01(\x0c\"#\n\x0fStoreFetchReply\x12\x10\n\x08num_sent\x18\x01 \x01(\r2\xe4\x05\n\x0bPrefixStore\x12\x44\n\x06\x41ttach\x12\x1d.tandem.v1.StoreClientMessage\x1a\x17.tandem.v1.StoreMessage(\x01\x30\x01\x12\x44\n\x06Lookup\x12\x1d.tandem.v1.StoreLookupRequest\x1a\x1b.tandem.v1.StoreLookupReply\x12G\n\x07\x41\x63quire\x12\x1e.tandem.v1.StoreAcquireRequest\x1a\x1c.tandem.v1.StoreAcquireReply\x12G\n\x07Reserve\x12\x1e.tandem.v1.StoreReserveRequest\x1a\x1c.tandem.v1.StoreReserveReply\x12\x44\n\x06\x43ommit\x12\x1d.tandem.v1.StoreCommitRequest\x1a\x1b.tandem.v1.StoreCommitReply\x12\x34\n\x03Pin\x12\x16.tandem.v1.StorePrefix\x1a\x15.tandem.v1.StoreCount\x12\x36\n\x05Unpin\x12\x16.tandem.v1.StorePrefix\x1a\x15.tandem.v1.StoreCount\x12<\n\x05\x43lear\x12\x1c.tandem.v1.StoreClearRequest\x1a\x15.tandem.v1.StoreCount\x12\x44\n\x06Verify\x12\x1d.tandem.v1.StoreVerifyRequest\x1a\x1b.tandem.v1.StoreVerifyReply\x12?\n\x08GetStats\x12\x1c.tandem.v1.StoreStatsRequest\x1a\x15.tandem.v1.StoreStats\x12>\n\x04List\x12\x1b.tandem.v1.StoreListRequest\x1a\x19.tandem.v1.StoreListReply2T\n\x0fPrefixStorePeer\x12\x41\n\x05\x46\x65tch\x12\x1c.tandem.v1.StoreFetchRequest\x1a\x1a.tandem.v1.StoreFetchReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,34 +57,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STORECOMMITREQUEST']._serialized_end=1055
   _globals['_STORECOMMITREPLY']._serialized_start=1057
   _globals['_STORECOMMITREPLY']._serialized_end=1098
-  _globals['_STORENAMES']._serialized_start=1100
-  _globals['_STORENAMES']._serialized_end=1127
-  _globals['_STORECOUNT']._serialized_start=1129
-  _globals['_STORECOUNT']._serialized_end=1156
-  _globals['_STORECLEARREQUEST']._serialized_start=1158
-  _globals['_STORECLEARREQUEST']._serialized_end=1177
-  _globals['_STOREVERIFYREQUEST']._serialized_start=1179
-  _globals['_STOREVERIFYREQUEST']._serialized_end=1199
-  _globals['_STOREVERIFYREPLY']._serialized_start=1201
-  _globals['_STOREVERIFYREPLY']._serialized_end=1261
-  _globals['_STORESTATSREQUEST']._serialized_start=1263
-  _globals['_STORESTATSREQUEST']._serialized_end=1282
-  _globals['_STORESTATS']._serialized_start=1285
-  _globals['_STORESTATS']._serialized_end=1455
-  _globals['_STORETIERSTATS']._serialized_start=1458
-  _globals['_STORETIERSTATS']._serialized_end=1657
-  _globals['_STORELISTREQUEST']._serialized_start=1659
-  _globals['_STORELISTREQUEST']._serialized_end=1692
-  _globals['_STORELISTREPLY']._serialized_start=1694
-  _globals['_STORELISTREPLY']._serialized_end=1749
-  _globals['_STOREBLOCK']._serialized_start=1751
-  _globals['_STOREBLOCK']._serialized_end=1842
-  _globals['_STOREFETCHREQUEST']._serialized_start=1845
-  _globals['_STOREFETCHREQUEST']._serialized_end=2112
-  _globals['_STOREFETCHREPLY']._serialized_start=2114
-  _globals['_STOREFETCHREPLY']._serialized_end=2149
-  _globals['_PREFIXSTORE']._serialized_start=2152
-  _globals['_PREFIXSTORE']._serialized_end=2890
-  _globals['_PREFIXSTOREPEER']._serialized_start=2892
-  _globals['_PREFIXSTOREPEER']._serialized_end=2976
+  _globals['_STOREPREFIX']._serialized_start=1100
+  _globals['_STOREPREFIX']._serialized_end=1142
+  _globals['_STORECOUNT']._serialized_start=1144
+  _globals['_STORECOUNT']._serialized_end=1171
+  _globals['_STORECLEARREQUEST']._serialized_start=1173
+  _globals['_STORECLEARREQUEST']._serialized_end=1192
+  _globals['_STOREVERIFYREQUEST']._serialized_start=1194
+  _globals['_STOREVERIFYREQUEST']._serialized_end=1214
+  _globals['_STOREVERIFYREPLY']._serialized_start=1216
+  _globals['_STOREVERIFYREPLY']._serialized_end=1276
+  _globals['_STORESTATSREQUEST']._serialized_start=1278
+  _globals['_STORESTATSREQUEST']._serialized_end=1297
+  _globals['_STORESTATS']._serialized_start=1300
+  _globals['_STORESTATS']._serialized_end=1470
+  _globals['_STORETIERSTATS']._serialized_start=1473
+  _globals['_STORETIERSTATS']._serialized_end=1672
+  _globals['_STORELISTREQUEST']._serialized_start=1674
+  _globals['_STORELISTREQUEST']._serialized_end=1707
+  _globals['_STORELISTREPLY']._serialized_start=1709
+  _globals['_STORELISTREPLY']._serialized_end=1764
+  _globals['_STOREBLOCK']._serialized_start=1766
+  _globals['_STOREBLOCK']._serialized_end=1857
+  _globals['_STOREFETCHREQUEST']._serialized_start=1860
+  _globals['_STOREFETCHREQUEST']._serialized_end=2127
+  _globals['_STOREFETCHREPLY']._serialized_start=2129
+  _globals['_STOREFETCHREPLY']._serialized_end=2164
+  _globals['_PREFIXSTORE']._serialized_start=2167
+  _globals['_PREFIXSTORE']._serialized_end=2907
+  _globals['_PREFIXSTOREPEER']._serialized_start=2909
+  _globals['_PREFIXSTOREPEER']._serialized_end=2993
 # @@protoc_insertion_point(module_scope)

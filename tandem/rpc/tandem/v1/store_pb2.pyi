@@ -380,23 +380,30 @@ class StoreCommitReply(_message.Message):
 Global___StoreCommitReply: _TypeAlias = StoreCommitReply  # noqa: Y015
 
 @_typing.final
-class StoreNames(_message.Message):
+class StorePrefix(_message.Message):
+    """Exactly one of the two."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAMES_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
     names: _builtins.bytes
+    """Its blocks, from the first one on."""
+    last: _builtins.bytes
+    """Its last block, which this node has: all that lead to it are meant too."""
     def __init__(
         self,
         *,
         names: _builtins.bytes = ...,
+        last: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "names", b"names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StoreNames: _TypeAlias = StoreNames  # noqa: Y015
+Global___StorePrefix: _TypeAlias = StorePrefix  # noqa: Y015
 
 @_typing.final
 class StoreCount(_message.Message):

@@ -61,12 +61,12 @@ class PrefixStoreStub:
                 _registered_method=True)
         self.Pin = channel.unary_unary(
                 '/tandem.v1.PrefixStore/Pin',
-                request_serializer=tandem_dot_v1_dot_store__pb2.StoreNames.SerializeToString,
+                request_serializer=tandem_dot_v1_dot_store__pb2.StorePrefix.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_store__pb2.StoreCount.FromString,
                 _registered_method=True)
         self.Unpin = channel.unary_unary(
                 '/tandem.v1.PrefixStore/Unpin',
-                request_serializer=tandem_dot_v1_dot_store__pb2.StoreNames.SerializeToString,
+                request_serializer=tandem_dot_v1_dot_store__pb2.StorePrefix.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_store__pb2.StoreCount.FromString,
                 _registered_method=True)
         self.Clear = channel.unary_unary(
@@ -143,7 +143,7 @@ class PrefixStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Clear(self, request, context):
-        """Forgets all blocks of the host and the disk tier that are not pinned.
+        """Forgets all blocks of the host and the disk tier that are not pinned; how many, each counted once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,7 +163,8 @@ class PrefixStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """The hottest blocks of the host tier, hottest first.
+        """The hottest prefixes of the host tier, hottest first, each by its last block: one that was used more often than any
+        that goes on from it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,12 +200,12 @@ def add_PrefixStoreServicer_to_server(servicer, server):
             ),
             'Pin': grpc.unary_unary_rpc_method_handler(
                     servicer.Pin,
-                    request_deserializer=tandem_dot_v1_dot_store__pb2.StoreNames.FromString,
+                    request_deserializer=tandem_dot_v1_dot_store__pb2.StorePrefix.FromString,
                     response_serializer=tandem_dot_v1_dot_store__pb2.StoreCount.SerializeToString,
             ),
             'Unpin': grpc.unary_unary_rpc_method_handler(
                     servicer.Unpin,
-                    request_deserializer=tandem_dot_v1_dot_store__pb2.StoreNames.FromString,
+                    request_deserializer=tandem_dot_v1_dot_store__pb2.StorePrefix.FromString,
                     response_serializer=tandem_dot_v1_dot_store__pb2.StoreCount.SerializeToString,
             ),
             'Clear': grpc.unary_unary_rpc_method_handler(
@@ -388,7 +389,7 @@ class PrefixStore:
             request,
             target,
             '/tandem.v1.PrefixStore/Pin',
-            tandem_dot_v1_dot_store__pb2.StoreNames.SerializeToString,
+            tandem_dot_v1_dot_store__pb2.StorePrefix.SerializeToString,
             tandem_dot_v1_dot_store__pb2.StoreCount.FromString,
             options,
             channel_credentials,
@@ -415,7 +416,7 @@ class PrefixStore:
             request,
             target,
             '/tandem.v1.PrefixStore/Unpin',
-            tandem_dot_v1_dot_store__pb2.StoreNames.SerializeToString,
+            tandem_dot_v1_dot_store__pb2.StorePrefix.SerializeToString,
             tandem_dot_v1_dot_store__pb2.StoreCount.FromString,
             options,
             channel_credentials,

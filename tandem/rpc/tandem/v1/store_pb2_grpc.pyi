@@ -47,16 +47,18 @@ class PrefixStoreStub:
     Reserve: _grpc.UnaryUnaryMultiCallable[_store_pb2.StoreReserveRequest, _store_pb2.StoreReserveReply]
     """Slots for blocks that the client is going to write: the grant. They are visible only when committed."""
     Commit: _grpc.UnaryUnaryMultiCallable[_store_pb2.StoreCommitRequest, _store_pb2.StoreCommitReply]
-    Pin: _grpc.UnaryUnaryMultiCallable[_store_pb2.StoreNames, _store_pb2.StoreCount]
+    Pin: _grpc.UnaryUnaryMultiCallable[_store_pb2.StorePrefix, _store_pb2.StoreCount]
     """Keeps blocks against eviction, in every tier of this node that has them, until as many unpins."""
-    Unpin: _grpc.UnaryUnaryMultiCallable[_store_pb2.StoreNames, _store_pb2.StoreCount]
+    Unpin: _grpc.UnaryUnaryMultiCallable[_store_pb2.StorePrefix, _store_pb2.StoreCount]
     Clear: _grpc.UnaryUnaryMultiCallable[_store_pb2.StoreClearRequest, _store_pb2.StoreCount]
-    """Forgets all blocks of the host and the disk tier that are not pinned."""
+    """Forgets all blocks of the host and the disk tier that are not pinned; how many, each counted once."""
     Verify: _grpc.UnaryUnaryMultiCallable[_store_pb2.StoreVerifyRequest, _store_pb2.StoreVerifyReply]
     """Reads every block again; damaged ones are removed."""
     GetStats: _grpc.UnaryUnaryMultiCallable[_store_pb2.StoreStatsRequest, _store_pb2.StoreStats]
     List: _grpc.UnaryUnaryMultiCallable[_store_pb2.StoreListRequest, _store_pb2.StoreListReply]
-    """The hottest blocks of the host tier, hottest first."""
+    """The hottest prefixes of the host tier, hottest first, each by its last block: one that was used more often than any
+    that goes on from it.
+    """
 
 @_typing.type_check_only
 class PrefixStoreAsyncStub(PrefixStoreStub):
@@ -72,16 +74,18 @@ class PrefixStoreAsyncStub(PrefixStoreStub):
     Reserve: _aio.UnaryUnaryMultiCallable[_store_pb2.StoreReserveRequest, _store_pb2.StoreReserveReply]  # type: ignore[assignment]
     """Slots for blocks that the client is going to write: the grant. They are visible only when committed."""
     Commit: _aio.UnaryUnaryMultiCallable[_store_pb2.StoreCommitRequest, _store_pb2.StoreCommitReply]  # type: ignore[assignment]
-    Pin: _aio.UnaryUnaryMultiCallable[_store_pb2.StoreNames, _store_pb2.StoreCount]  # type: ignore[assignment]
+    Pin: _aio.UnaryUnaryMultiCallable[_store_pb2.StorePrefix, _store_pb2.StoreCount]  # type: ignore[assignment]
     """Keeps blocks against eviction, in every tier of this node that has them, until as many unpins."""
-    Unpin: _aio.UnaryUnaryMultiCallable[_store_pb2.StoreNames, _store_pb2.StoreCount]  # type: ignore[assignment]
+    Unpin: _aio.UnaryUnaryMultiCallable[_store_pb2.StorePrefix, _store_pb2.StoreCount]  # type: ignore[assignment]
     Clear: _aio.UnaryUnaryMultiCallable[_store_pb2.StoreClearRequest, _store_pb2.StoreCount]  # type: ignore[assignment]
-    """Forgets all blocks of the host and the disk tier that are not pinned."""
+    """Forgets all blocks of the host and the disk tier that are not pinned; how many, each counted once."""
     Verify: _aio.UnaryUnaryMultiCallable[_store_pb2.StoreVerifyRequest, _store_pb2.StoreVerifyReply]  # type: ignore[assignment]
     """Reads every block again; damaged ones are removed."""
     GetStats: _aio.UnaryUnaryMultiCallable[_store_pb2.StoreStatsRequest, _store_pb2.StoreStats]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_store_pb2.StoreListRequest, _store_pb2.StoreListReply]  # type: ignore[assignment]
-    """The hottest blocks of the host tier, hottest first."""
+    """The hottest prefixes of the host tier, hottest first, each by its last block: one that was used more often than any
+    that goes on from it.
+    """
 
 class PrefixStoreServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -128,7 +132,7 @@ class PrefixStoreServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Pin(
         self,
-        request: _store_pb2.StoreNames,
+        request: _store_pb2.StorePrefix,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.StoreCount, _abc.Awaitable[_store_pb2.StoreCount]]:
         """Keeps blocks against eviction, in every tier of this node that has them, until as many unpins."""
@@ -136,7 +140,7 @@ class PrefixStoreServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Unpin(
         self,
-        request: _store_pb2.StoreNames,
+        request: _store_pb2.StorePrefix,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.StoreCount, _abc.Awaitable[_store_pb2.StoreCount]]: ...
 
@@ -146,7 +150,7 @@ class PrefixStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.StoreClearRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.StoreCount, _abc.Awaitable[_store_pb2.StoreCount]]:
-        """Forgets all blocks of the host and the disk tier that are not pinned."""
+        """Forgets all blocks of the host and the disk tier that are not pinned; how many, each counted once."""
 
     @_abc_1.abstractmethod
     def Verify(
@@ -169,7 +173,9 @@ class PrefixStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.StoreListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.StoreListReply, _abc.Awaitable[_store_pb2.StoreListReply]]:
-        """The hottest blocks of the host tier, hottest first."""
+        """The hottest prefixes of the host tier, hottest first, each by its last block: one that was used more often than any
+        that goes on from it.
+        """
 
 def add_PrefixStoreServicer_to_server(servicer: PrefixStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

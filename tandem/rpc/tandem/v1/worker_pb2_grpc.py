@@ -51,6 +51,11 @@ class WorkerStub:
                 request_serializer=tandem_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.ClearDeviceTier = channel.unary_unary(
+                '/tandem.v1.Worker/ClearDeviceTier',
+                request_serializer=tandem_dot_v1_dot_worker__pb2.ClearDeviceTierRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_worker__pb2.ClearDeviceTierResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -77,6 +82,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClearDeviceTier(self, request, context):
+        """Forgets the names of all blocks that no request uses: what is cached in the worker's own memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tandem_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'ClearDeviceTier': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearDeviceTier,
+                    request_deserializer=tandem_dot_v1_dot_worker__pb2.ClearDeviceTierRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_worker__pb2.ClearDeviceTierResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class Worker:
             '/tandem.v1.Worker/Drain',
             tandem_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             tandem_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearDeviceTier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Worker/ClearDeviceTier',
+            tandem_dot_v1_dot_worker__pb2.ClearDeviceTierRequest.SerializeToString,
+            tandem_dot_v1_dot_worker__pb2.ClearDeviceTierResponse.FromString,
             options,
             channel_credentials,
             insecure,

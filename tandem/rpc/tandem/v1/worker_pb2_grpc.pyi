@@ -41,6 +41,8 @@ class WorkerStub:
     """Ends a request in any phase. Idempotent: unknown ids are fine. Cancelling a leg's call does the same."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Stops admission and returns when nothing runs any more, or DEADLINE_EXCEEDED after timeout_s."""
+    ClearDeviceTier: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ClearDeviceTierRequest, _worker_pb2.ClearDeviceTierResponse]
+    """Forgets the names of all blocks that no request uses: what is cached in the worker's own memory."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -52,6 +54,8 @@ class WorkerAsyncStub(WorkerStub):
     """Ends a request in any phase. Idempotent: unknown ids are fine. Cancelling a leg's call does the same."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Stops admission and returns when nothing runs any more, or DEADLINE_EXCEEDED after timeout_s."""
+    ClearDeviceTier: _aio.UnaryUnaryMultiCallable[_worker_pb2.ClearDeviceTierRequest, _worker_pb2.ClearDeviceTierResponse]  # type: ignore[assignment]
+    """Forgets the names of all blocks that no request uses: what is cached in the worker's own memory."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     """Served by workers of both pools."""
@@ -78,6 +82,14 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
         """Stops admission and returns when nothing runs any more, or DEADLINE_EXCEEDED after timeout_s."""
+
+    @_abc_1.abstractmethod
+    def ClearDeviceTier(
+        self,
+        request: _worker_pb2.ClearDeviceTierRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ClearDeviceTierResponse, _abc.Awaitable[_worker_pb2.ClearDeviceTierResponse]]:
+        """Forgets the names of all blocks that no request uses: what is cached in the worker's own memory."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
