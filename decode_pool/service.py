@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from decode_pool.worker import DecodeWorker, Leg
+from decode_pool.leg import Leg
+from decode_pool.worker import DecodeWorker
 from tandem.errors import HandoffFailed, RequestCancelled, TandemError
 from tandem.observability.worker_readings import DecodeSample
 from tandem.registry import WorkerLoad

@@ -9,8 +9,9 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from decode_pool.leg import Leg, timings_of
 from decode_pool.scheduler import DecodeOutput, DecodePlan, DecodeScheduler, DecodeStep
 from kv_transfer.destination import DestinationHandoff
 from kv_transfer.destination_ranks import DestinationRanks
@@ -37,32 +38,12 @@ from tandem.model.executor import Executor, SequenceSlice
 from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import DecodeMetrics
 from tandem.rpc.convert import check_prefix, decoded_token_to_proto, handoff_id_from_wire
-from tandem.rpc.tandem.v1 import common_pb2, worker_pb2
+from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.secret import ClusterKey
 from tandem.types import Epoch, HandoffId, Request, RequestId, SampledToken, WorkerId
 from tandem.worker.engine import Engine
 from tandem.worker.prefix_tiers import NO_TIERS, PrefixTiers
 from tandem.worker.write_back import WriteBack, WriteBackSettings
-
-
-@dataclass(kw_only=True, slots=True)
-class Leg:
-    """One request on this worker. `events` ends with DecodeDone or an error."""
-
-    request: Request
-    handoff_id: HandoffId
-    choices: tuple[Choice, ...]
-    """The engine's once KV and first tokens are here."""
-    ended_choices: set[int] = field(default_factory=set)
-    """What the router wants no more of; guarded by the engine's lock."""
-    events: asyncio.Queue[worker_pb2.DecodeEvent | TandemError] = field(default_factory=asyncio.Queue)
-    timer: asyncio.TimerHandle | None = None
-    handoff: IncomingHandoff | None = None
-    over: bool = False
-    """No more events follow; the handoff may still hold blocks."""
-    delivered_s: float = 0.0
-    started_s: float = 0.0
-    num_iterations: int = 0
 
 
 class DecodeWorker:
@@ -314,7 +295,7 @@ class DecodeWorker:
             self.scheduler.release(leg.request.request_id)
         if not leg.over:
             leg.over = True
-            timings = _timings(leg)
+            timings = timings_of(leg)
             self.metrics.completed(timings)
             done = worker_pb2.DecodeDone(timings=timings)
             leg.events.put_nowait(worker_pb2.DecodeEvent(done=done))
@@ -406,14 +387,4 @@ def _slice_of(step: DecodeStep, choice: Choice | None) -> SequenceSlice:
         num_computed=step.num_computed,
         block_ids=step.block_ids,
         choices=() if choice is None else (choice,),
-    )
-
-
-def _timings(leg: Leg) -> common_pb2.DecodeTimings:
-    if not leg.started_s:
-        return common_pb2.DecodeTimings()
-    return common_pb2.DecodeTimings(
-        queue_s=leg.started_s - leg.delivered_s,
-        decode_s=time.monotonic() - leg.started_s,
-        num_iterations=leg.num_iterations,
     )

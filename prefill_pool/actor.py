@@ -8,8 +8,9 @@ from typing import Any
 
 from kv_transfer.source_ranks import SourceRanks
 from kv_transfer.transports import make_transport
+from prefill_pool.job import PrefillLimits
 from prefill_pool.service import PrefillService
-from prefill_pool.worker import PrefillLimits, PrefillWorker
+from prefill_pool.worker import PrefillWorker
 from tandem.ranks.executor import ParallelExecutor
 from tandem.types import Epoch, Role
 from tandem.worker.build import build_executor, exit_on_crash, worker_facts

@@ -72,7 +72,7 @@ class PrefillScheduler:
         ticket_lookahead_tokens: int,
     ) -> None:
         self.pool = pool
-        self._block_size = block_size
+        self.block_size = block_size
         self._max_batch_tokens = max_batch_tokens
         self._max_batch_sequences = max_batch_sequences
         self._lookahead = ticket_lookahead_tokens
@@ -152,7 +152,7 @@ class PrefillScheduler:
         """Names of blocks whose KV the prompt may take as it is: not the last one, something must be computed."""
         if request.prefix is None or request.sampling.num_prompt_logprobs is not None:
             return ()
-        return request.prefix.blocks[: (len(request.prompt_token_ids) - 1) // self._block_size]
+        return request.prefix.blocks[: (len(request.prompt_token_ids) - 1) // self.block_size]
 
     def schedule(self) -> PrefillPlan:
         """The next batch; started prompts first, then ready ones while budget and blocks last. May be empty."""
@@ -178,7 +178,7 @@ class PrefillScheduler:
         num_tokens = len(sequence.request.prompt_token_ids)
         names = self.usable_names(sequence.request)
         found = self.pool.acquire(names)
-        fresh = self.pool.allocate(-(-num_tokens // self._block_size) - len(found))
+        fresh = self.pool.allocate(-(-num_tokens // self.block_size) - len(found))
         if fresh is None:
             self.pool.release(found)
             return None
@@ -186,7 +186,7 @@ class PrefillScheduler:
         sequence.named = list(found)
         end = min(sequence.offered.stop, len(names)) if sequence.offered.start <= len(found) else 0
         loads = range(len(found), max(len(found), end))
-        sequence.num_computed = sequence.num_cached = loads.stop * self._block_size
+        sequence.num_computed = sequence.num_cached = loads.stop * self.block_size
         return loads
 
     def _chunk(self, sequence: PrefillSequence, num_tokens: int, loads: range) -> Chunk:
@@ -224,7 +224,7 @@ class PrefillScheduler:
     def _publish(self, sequence: PrefillSequence) -> None:
         """Names what is whole now."""
         prefix = sequence.request.prefix
-        num_full = sequence.num_computed // self._block_size
+        num_full = sequence.num_computed // self.block_size
         if prefix is None or num_full == len(sequence.named):
             return
         blocks = [*sequence.named, *sequence.block_ids[len(sequence.named) : num_full]]

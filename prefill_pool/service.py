@@ -11,7 +11,8 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from kv_transfer.links import OpenLink
-from prefill_pool.worker import Job, PrefillWorker, Target
+from prefill_pool.job import Job, Target
+from prefill_pool.worker import PrefillWorker
 from tandem.errors import RequestCancelled, TandemError
 from tandem.registry import WorkerLoad
 from tandem.rpc.convert import prefill_request_from_proto

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from kv_transfer.digest import DigestPolicy
 from kv_transfer.links import LinkTable
@@ -23,77 +22,25 @@ from kv_transfer.source_side import SourceSide
 from kv_transfer.ticket import Claims
 from kv_transfer.transport import Transport
 from prefill_pool.batch import scores_event, slice_of
-from prefill_pool.fetching import PrefixFetcher
+from prefill_pool.job import Job, PrefillLimits, Target
 from prefill_pool.scheduler import Chunk, FirstOutput, PrefillPlan, PrefillScheduler
+from prefill_pool.store_side import StoreSide
 from prefill_pool.timings import prefill_timings
 from tandem.errors import ContextLengthExceeded, DeadlineExceeded, DuplicateRequest, TandemError, WorkerUnavailable
 from tandem.kv.block_copies import BlockCopies
 from tandem.kv.prefix_pool import PrefixPool
-from tandem.model.choice import Choice, check_token_ids, dead_end, make_choices
+from tandem.model.choice import check_token_ids, dead_end, make_choices
 from tandem.model.executor import Executor, SliceOutput
 from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import PrefillMetrics
-from tandem.prefix_store.holdings import Loan
 from tandem.rpc.channels import Channels
 from tandem.rpc.convert import check_prefix, first_token_to_proto
 from tandem.rpc.tandem.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tandem.secret import ClusterKey
-from tandem.tasks import cancel_all
-from tandem.types import Epoch, HandoffId, Request, RequestId, SampledToken, TokenLogprobs, WorkerId
+from tandem.types import Epoch, Request, RequestId, SampledToken, TokenLogprobs, WorkerId
 from tandem.worker.engine import Engine
-from tandem.worker.layer_loads import LayerLoads, Load
 from tandem.worker.prefix_tiers import NO_TIERS, PrefixTiers
-from tandem.worker.write_back import WriteBack, WriteBackSettings
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrefillLimits:
-    """The scheduler's and the handoff's numbers; see `tandem.config`."""
-
-    max_batch_tokens: int
-    max_batch_sequences: int
-    ticket_lookahead_tokens: int
-    lease_s: float
-    max_resends: int
-    layers_per_message: int = 0
-    digest_every: int = 0
-    min_gbps: float = 0.0
-    strict: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """Where a job's KV goes."""
-
-    handoff_id: HandoffId
-    worker_id: WorkerId
-    address: str
-    epoch: Epoch
-
-
-@dataclass(kw_only=True, slots=True)
-class Job:
-    """One request on this worker. `events` ends with PrefillDone or an error."""
-
-    request: Request
-    target: Target | None
-    choices: tuple[Choice, ...]
-    """The engine's, while the job runs."""
-    events: asyncio.Queue[worker_pb2.PrefillEvent | TandemError] = field(default_factory=asyncio.Queue)
-    timer: asyncio.TimerHandle | None = None
-    handoff: OutgoingHandoff | None = None
-    num_blocks_computed: int = 0
-    num_chunks: int = 0
-    num_companions: int = 0
-    num_cached_tokens: int = 0
-    num_loaded_tokens: int = 0
-    loan: Loan = field(default_factory=Loan)
-    """What the store has made ready; given back when it is in the cache, or the job is over."""
-    started_s: float = 0.0
-    last_kv_s: float = 0.0
-    ended_s: float = 0.0
-    failed: bool = False
-    over: bool = False
+from tandem.worker.write_back import WriteBack
 
 
 class PrefillWorker:
@@ -132,7 +79,6 @@ class PrefillWorker:
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[RequestId, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fetches: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._channels = Channels(key)
@@ -144,30 +90,22 @@ class PrefillWorker:
             max_batch_sequences=limits.max_batch_sequences,
             ticket_lookahead_tokens=limits.ticket_lookahead_tokens,
         )
-        layout = executor.cache.layout
-        self._copies = BlockCopies(executor.cache)
-        self._fetcher = (
-            PrefixFetcher(
-                tiers.client, block_bytes=layout.num_layers * layout.block_layer_bytes, block_size=self._block_size
-            )
-            if tiers.client is not None
-            else None
-        )
         self._engine: Engine[PrefillPlan, list[tuple[SampledToken, ...]]] = Engine(
             "prefill-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
         )
-        self.write_back = WriteBack(
-            pool=self.scheduler.pool,
+        self.store = StoreSide(
+            self.scheduler,
             lock=self._engine.lock,
-            copies=self._copies,
-            on_released=self._engine.wake,
-            client=tiers.client,
-            announcer=tiers.announcer,
-            settings=WriteBackSettings(policy=tiers.write_policy),
+            copies=BlockCopies(executor.cache),
+            tiers=tiers,
+            fail=lambda job, error: self._soon(self.fail, job, error),
         )
-        self._tiers = tiers
-        self.write_back.start()
         self._engine.start()
+
+    @property
+    def write_back(self) -> WriteBack:
+        """What tells of this worker's blocks and copies them to the store."""
+        return self.store.write_back
 
     @property
     def lock(self) -> threading.Condition:
@@ -205,39 +143,9 @@ class PrefillWorker:
         with self._engine.lock:
             self.scheduler.add(request, destination=None if target is None else target.worker_id)
         job.timer = self._loop.call_later(max(0.0, request.deadline_s - time.monotonic()), self._expire, job)
-        self._fetch(job)
+        self.store.fetch(job, compute_s_per_token=self._layer_token_s * self.executor.spec.num_layers)
         self._advance()
         return job
-
-    def _fetch(self, job: Job) -> None:
-        """Has the store make ready what it has of the prompt, if it may have more than is here."""
-        request = job.request
-        with self._engine.lock:
-            names = self.scheduler.usable_names(request)
-            num_here = self.scheduler.pool.match(names)
-            if self._fetcher is None or request.prefix is None or num_here == len(names):
-                return
-            self.scheduler.fetching(request.request_id)
-
-        async def fetched(fetcher: PrefixFetcher, tenant: str) -> None:
-            try:
-                job.loan = await fetcher.fetch(
-                    names,
-                    num_here=num_here,
-                    compute_s_per_token=self._layer_token_s * self.executor.spec.num_layers,
-                    tenant=tenant,
-                    left_s=request.deadline_s - time.monotonic(),
-                )
-            finally:
-                if job.over:
-                    job.loan.release()
-                with self._engine.lock:
-                    self.scheduler.fetched(request.request_id, range(len(job.loan.slots)))
-                    self._engine.lock.notify()
-
-        task = asyncio.create_task(fetched(self._fetcher, request.prefix.tenant))
-        self._fetches.add(task)
-        task.add_done_callback(self._fetches.discard)
 
     def abort(self, request_id: RequestId, error: TandemError) -> None:
         """Ends a request in any phase. Unknown ids are fine."""
@@ -261,10 +169,9 @@ class PrefillWorker:
             self.fail(job, WorkerUnavailable(f"{self.worker_id} is stopping"))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._limits.lease_s)
-        await cancel_all(self._fetches)
+        await self.store.end_fetches()
         await asyncio.to_thread(self._engine.stop)
-        await self.write_back.close()
-        await self._tiers.close()
+        await self.store.close()
         self.links.close()
         await self._channels.close()
         if self._side.ranks is not None:
@@ -444,10 +351,12 @@ class PrefillWorker:
                     if job is not None:
                         job.last_kv_s = written_s
 
-        loads = self._begin_loads(plan, jobs)
+        loads = self.store.begin_loads(plan, jobs)
         outputs = self.executor.execute(batch, on_layer, loads.wait if loads is not None else None)
         ended_s = time.monotonic()
-        self._end_loads(plan, jobs, loads)
+        if loads is not None:
+            self.store.end_loads(plan, jobs, loads)
+            self.metrics.load_wait_seconds.observe(loads.waited_s)
         waited_s = 0.0 if loads is None else loads.waited_s
         self._layer_token_s = (ended_s - now - waited_s) / plan.num_tokens / self.executor.spec.num_layers
         self.metrics.iteration(ended_s - now, num_sequences=len(plan.chunks), num_tokens=plan.num_tokens)
@@ -456,38 +365,6 @@ class PrefillWorker:
                 job.ended_s = ended_s
                 self._look_at(job, output)
         return [output.tokens for output in outputs]
-
-    def _begin_loads(self, plan: PrefillPlan, jobs: Sequence[Job | None]) -> LayerLoads | None:
-        """Starts to bring in what the store lends; the executor waits for each layer of it."""
-        loads = [
-            Load(
-                loan=job.loan,
-                slots=job.loan.slots[chunk.loads.start : chunk.loads.stop],
-                blocks=chunk.block_ids[chunk.loads.start : chunk.loads.stop],
-            )
-            for job, chunk in zip(jobs, plan.chunks, strict=True)
-            if job is not None and chunk.loads
-        ]
-        return LayerLoads(self._copies, loads) if loads else None
-
-    def _end_loads(self, plan: PrefillPlan, jobs: Sequence[Job | None], loads: LayerLoads | None) -> None:
-        """Gives loans back. What was lent to somebody else meanwhile is no KV of this prompt: the job ends."""
-        if loads is None:
-            return
-        num_blocks = 0
-        for job, chunk in zip(jobs, plan.chunks, strict=True):
-            if job is None or not chunk.loads:
-                continue
-            num_blocks += len(chunk.loads)
-            job.num_loaded_tokens = len(chunk.loads) * self._block_size
-            if not job.loan.intact():
-                with self._engine.lock:
-                    self.scheduler.abort(chunk.request.request_id)
-                self._soon(self.fail, job, WorkerUnavailable("the store took back what it had lent"))
-            job.loan.release()
-        self.metrics.load_wait_seconds.observe(loads.waited_s)
-        if self._fetcher is not None:
-            self._soon(self._fetcher.copied, num_blocks, loads.seconds)
 
     def _look_at(self, job: Job, output: SliceOutput) -> None:
         """What an iteration's output means before it is booked."""
@@ -505,5 +382,5 @@ class PrefillWorker:
     def _commit(self, plan: PrefillPlan, tokens: list[tuple[SampledToken, ...]]) -> Callable[[], None]:
         outputs = self.scheduler.commit(plan, tokens)
         self.num_tokens += plan.num_tokens
-        self.write_back.changed()
+        self.store.write_back.changed()
         return lambda: self._soon(self._on_first, outputs)

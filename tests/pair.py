@@ -26,8 +26,9 @@ from kv_transfer.offer import Offer
 from kv_transfer.ticket import Claims
 from kv_transfer.transport import Transport
 from kv_transfer.transports import make_transport
+from prefill_pool.job import PrefillLimits
 from prefill_pool.service import PrefillService
-from prefill_pool.worker import PrefillLimits, PrefillWorker
+from prefill_pool.worker import PrefillWorker
 from router.dispatcher import LegDispatch
 from router.policy import Route
 from router.tracker import WorkerTracker

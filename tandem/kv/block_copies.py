@@ -25,6 +25,11 @@ class BlockCopies:
         self._layers = cache.slab.view(torch.int64).view(layout.num_layers, cache.num_blocks, self._size).unbind(0)
 
     @property
+    def block_bytes(self) -> int:
+        """Of a block in all layers."""
+        return 8 * self._size * self._num_layers
+
+    @property
     def num_layers(self) -> int:
         """Layers of a block."""
         return self._num_layers
