@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from cluster.access_options import with_access
+from cluster.cache_commands import COMMANDS as CACHE_COMMANDS
 from cluster.client_commands import MessagesOption, chat, generate, status, try_connection
 from cluster.controller_command import controller
 from cluster.echo_group import EchoGroup
@@ -189,6 +190,11 @@ app.command("test-connection", epilog="Example: tandem test-connection --endpoin
 app.command(epilog="Example: tandem scale prefill=3 decode=2 --wait")(friendly(with_access(scale)))
 app.command(epilog="Example: tandem drain decode-1 --wait")(friendly(with_access(drain)))
 app.command(epilog="Example: tandem restart decode --wait")(friendly(with_access(restart)))
+
+cache_app = typer.Typer(cls=EchoGroup, help="What is cached where, and what to do with it.", no_args_is_help=True)
+for name, (command, arguments) in CACHE_COMMANDS.items():
+    cache_app.command(name, epilog=f"Example: tandem cache {name} {arguments}")(friendly(with_access(command)))
+app.add_typer(cache_app, name="cache")
 
 
 @app.command(epilog="Example: tandem doctor --config cluster.yaml")

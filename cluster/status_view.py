@@ -46,7 +46,8 @@ def print_status(status: ClusterStatus, console: Console, *, verbose: bool = Fal
             console.print(line, markup=False, soft_wrap=True)
 
 
-def _table(width: int, *columns: str) -> Table:
+def make_table(width: int, *columns: str) -> Table:
+    """An empty table without lines, for a console of this width."""
     table = Table(box=None, pad_edge=False, padding=(0, 2 if width >= _WIDE else 1, 0, 0))
     for column in columns:
         table.add_column(column, no_wrap=True)
@@ -59,7 +60,7 @@ def _blocks(workers: list[WorkerStatus]) -> str:
 
 
 def _pool_table(status: ClusterStatus, width: int) -> Table:
-    table = _table(width, "pool", "desired", "ready", "draining", "blocks", "run", "wait")
+    table = make_table(width, "pool", "desired", "ready", "draining", "blocks", "run", "wait")
     for role in ROLES:
         workers, pool = [w for w in status.workers if w.role == role], pool_of(status, role)
         desired = str(pool.desired) if any(p.role == role for p in status.pools) else "-"
@@ -70,7 +71,7 @@ def _pool_table(status: ClusterStatus, width: int) -> Table:
 
 
 def _worker_table(status: ClusterStatus, width: int) -> Table:
-    table = _table(width, "worker", "state", "blocks", "run", "wait", "KV", "address")
+    table = make_table(width, "worker", "state", "blocks", "run", "wait", "KV", "address")
     for w in status.workers:
         counts = (_blocks([w]), str(w.num_running), str(w.num_waiting))
         table.add_row(w.worker_id, w.state, *counts, w.transport or "-", w.address)
@@ -78,7 +79,7 @@ def _worker_table(status: ClusterStatus, width: int) -> Table:
 
 
 def _link_table(status: ClusterStatus, width: int) -> Table:
-    table = _table(width, "link", "over", "sent", "msgs", "GB/s", "µs")
+    table = make_table(width, "link", "over", "sent", "msgs", "GB/s", "µs")
     for worker in status.workers:
         for link in worker.links:
             name = f"{worker.worker_id} → {link.peer_worker_id}"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import grpc
 from redis.exceptions import RedisError
 
-from router.cache_reports import NamedBlock, merged, node_cache, worker_cache
+from router.cache_reports import NO_STORES, NOT_KEPT, NamedBlock, merged, node_cache, worker_cache
 from router.naming import PromptNames
 from router.tracker import WorkerTracker
 from tandem.errors import InvalidRequest, RequestNotFound, TandemError, WorkerUnavailable
@@ -30,8 +30,6 @@ R = TypeVar("R")
 
 MAX_LISTED = 1000
 DEFAULT_LISTED = 20
-NO_STORES = "this cluster keeps prefixes in its workers' own memory only: set prefix_store.host_bytes"
-NOT_KEPT = "this cluster keeps no prefixes: set prefix_store.enabled"
 _SHORT_S = 5.0
 _CLEAR_S = 60.0
 _VERIFY_S = 3600.0

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from tandem.rpc.tandem.v1 import inference_pb2, store_pb2
 
+NO_STORES = "this cluster keeps prefixes in its workers' own memory only: set prefix_store.host_bytes"
+NOT_KEPT = "this cluster keeps no prefixes: set prefix_store.enabled"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedBlock:

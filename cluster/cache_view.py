@@ -1,0 +1,108 @@
+"""What `tandem cache` shows people: tables and a line for each thing that was done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from cluster.status_view import make_table
+from cluster.timeline import data_size
+from router.cache_reports import NO_STORES, NOT_KEPT
+from tandem.rpc.tandem.v1 import inference_pb2
+
+
+def print_stats(stats: inference_pb2.CacheStats, console: Console) -> None:
+    """The nodes' tiers, then the workers' own blocks."""
+    if not stats.is_enabled or not stats.has_stores:
+        console.print(NO_STORES if stats.is_enabled else NOT_KEPT, soft_wrap=True)
+    if stats.nodes:
+        console.print(_tier_table(stats.nodes, console.width))
+    elif stats.has_stores:
+        console.print("no prefix store is there yet")
+    for node in stats.nodes:
+        if node.error:
+            console.print(f"{node.node}: {node.error}", markup=False, soft_wrap=True)
+    console.print(_worker_table(stats.workers, console.width))
+
+
+def _tier_table(nodes: Iterable[inference_pb2.NodeCache], width: int) -> Table:
+    columns = ("node", "tier", "blocks", "size", "pinned", "hits", "misses", "hit rate", "evicted", "damaged")
+    table = make_table(width, *columns)
+    for node in nodes:
+        for tier in node.tiers:
+            wanted = tier.num_hits + tier.num_misses
+            table.add_row(
+                node.node,
+                tier.tier,
+                f"{tier.num_blocks}/{tier.capacity_blocks}" if tier.capacity_blocks else "-",
+                f"{data_size(tier.num_bytes)}/{data_size(tier.capacity_bytes)}" if tier.capacity_blocks else "-",
+                str(tier.num_pinned),
+                str(tier.num_hits),
+                str(tier.num_misses),
+                f"{tier.num_hits / wanted:.0%}" if wanted else "-",
+                str(tier.num_evictions),
+                str(tier.num_damaged),
+            )
+    return table
+
+
+def _worker_table(workers: Iterable[inference_pb2.WorkerCache], width: int) -> Table:
+    table = make_table(width, "worker", "state", "named", "cached", "blocks", "evicted", "to store", "left out")
+    for worker in workers:
+        device = worker.device
+        counts = (device.num_named_blocks, device.num_cached_blocks, worker.num_blocks, device.num_evictions)
+        left_out = device.num_dropped_blocks + device.num_refused_blocks
+        shown = [str(count) for count in (*counts, device.num_written_blocks, left_out)]
+        table.add_row(worker.worker_id, worker.state, *(shown if worker.HasField("device") else ["-"] * len(shown)))
+    return table
+
+
+def print_prefixes(answer: inference_pb2.CachedPrefixes, console: Console) -> None:
+    """A row for each; the tenant is the hash of its salt."""
+    if answer.prefixes:
+        table = make_table(console.width, "block", "tokens", "uses", "pinned", "tenant", "nodes")
+        for prefix in answer.prefixes:
+            pinned, tokens = "yes" if prefix.is_pinned else "", str(prefix.num_tokens or "-")
+            nodes = ", ".join(prefix.nodes)
+            table.add_row(prefix.block, tokens, str(prefix.num_uses), pinned, prefix.tenant, nodes)
+        console.print(table)
+    else:
+        console.print("no node's memory has a prefix now")
+    for node in answer.failures:
+        console.print(f"{node.node} did not answer: {node.error}", markup=False, soft_wrap=True)
+
+
+def print_pinned(answer: inference_pb2.PrefixAnswer, console: Console) -> None:
+    """A line for each node that has some of it."""
+    _print_prefix(answer, console, what="pinned")
+
+
+def print_unpinned(answer: inference_pb2.PrefixAnswer, console: Console) -> None:
+    """A line for each node that had some of it pinned."""
+    _print_prefix(answer, console, what="unpinned")
+
+
+def _print_prefix(answer: inference_pb2.PrefixAnswer, console: Console, *, what: str) -> None:
+    of = f" of {answer.num_blocks}" if answer.num_blocks else ""
+    for node in answer.nodes:
+        if node.num_blocks:
+            console.print(f"{node.node}: {what} {node.num_blocks}{of} blocks", markup=False, soft_wrap=True)
+
+
+def print_cleared(answer: inference_pb2.ClearCacheAnswer, console: Console) -> None:
+    """A line for each node and worker."""
+    done = [(node.node, node.num_blocks, node.error) for node in answer.nodes]
+    done += [(worker.worker_id, worker.num_blocks, worker.error) for worker in answer.workers]
+    for name, num_blocks, error in done:
+        if not error:
+            console.print(f"{name}: forgot {num_blocks} blocks", markup=False, soft_wrap=True)
+
+
+def print_verified(answer: inference_pb2.VerifyCacheAnswer, console: Console) -> None:
+    """A line for each node."""
+    for node in answer.nodes:
+        if not node.error:
+            found = f"{node.num_damaged} damaged, removed" if node.num_damaged else "all whole"
+            console.print(f"{node.node}: read {node.num_checked} blocks, {found}", markup=False, soft_wrap=True)
