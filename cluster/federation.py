@@ -1,7 +1,7 @@
-"""One page with the metrics of all workers of a node, so that a scraper needs to know only the node.
+"""One page with the metrics of a node's workers and prefix store, so that a scraper needs to know only the node.
 
-Each worker's own page is fetched when somebody scrapes, and its series get the label `worker`. One that does not
-answer in time is left out, and `tandem_node_worker_up` says so. Decides nothing about workers.
+Each one's own page is fetched when somebody scrapes, and its series get the label `worker`; the store's is its name in
+announcements. One that does not answer in time is left out, of workers `tandem_node_worker_up` says so.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from redis.exceptions import RedisError
 
-from cluster.registered import workers_at
+from cluster.registered import stores_at, workers_at
 from tandem.observability.node_metrics import NodeMetrics, NodeSample
 from tandem.observability.server import MetricsServer, serve_collected
-from tandem.registry import Registry, WorkerRecord
+from tandem.prefix_store.registry import StoreRegistry
+from tandem.registry import Registry
 
 logger = logging.getLogger(__name__)
 
@@ -53,20 +54,23 @@ def _labelled(sample: Sample, worker: str) -> Sample:
 
 
 class Federation:
-    """The page of the node at `node_ip`. While Redis is away, its last known workers are asked."""
+    """The page of the node at `node_ip`. While Redis is away, those that were last known there are asked."""
 
-    def __init__(self, registry: Registry, *, node_ip: str) -> None:
+    def __init__(self, registry: Registry, stores: StoreRegistry, *, node_ip: str) -> None:
         self._registry = registry
+        self._stores = stores
         self._node_ip = node_ip
-        self._workers: list[WorkerRecord] = []
+        self._workers: dict[str, str] = {}
+        self._store: dict[str, str] = {}
         self._metrics = NodeMetrics()
 
     async def collect(self) -> CollectorRegistry:
         """All series as they are now."""
-        workers = await self._find()
-        pages = await asyncio.gather(*(asyncio.to_thread(_fetch, worker) for worker in workers))
-        found = {worker.worker_id: page for worker, page in zip(workers, pages, strict=True)}
-        self._metrics.sample = NodeSample(answered={name: page is not None for name, page in found.items()})
+        await self._find()
+        urls = self._workers | self._store
+        pages = await asyncio.gather(*(asyncio.to_thread(_fetch, name, url) for name, url in urls.items()))
+        found = dict(zip(urls, pages, strict=True))
+        self._metrics.sample = NodeSample(answered={name: found[name] is not None for name in self._workers})
         merged = Merged()
         merged.add(self._metrics.registry.collect())
         for name, page in found.items():
@@ -75,24 +79,30 @@ class Federation:
         registry.register(merged)
         return registry
 
-    async def _find(self) -> list[WorkerRecord]:
+    async def _find(self) -> None:
+        """Their URLs, by name."""
         try:
-            self._workers = [w for w in await workers_at(self._registry, self._node_ip) if w.metrics_url]
+            workers = await workers_at(self._registry, self._node_ip)
+            stores = await stores_at(self._stores, self._node_ip)
         except RedisError as exc:
             logger.warning("Redis is away, asking the last known workers for their metrics: %s", exc)
-        return self._workers
+            return
+        self._workers = {str(worker.worker_id): worker.metrics_url for worker in workers if worker.metrics_url}
+        self._store = {store.owner: store.metrics_url for store in stores}
 
 
-def _fetch(worker: WorkerRecord) -> Sequence[Metric] | None:
-    """The worker's own page; None when it does not come."""
+def _fetch(name: str, url: str) -> Sequence[Metric] | None:
+    """A process's own page; None when it does not come."""
     try:
-        with _NO_PROXY.open(worker.metrics_url, timeout=FETCH_TIMEOUT_S) as answer:
+        with _NO_PROXY.open(url, timeout=FETCH_TIMEOUT_S) as answer:
             return list(text_string_to_metric_families(answer.read().decode()))
     except (OSError, ValueError) as exc:
-        logger.warning("no metrics from worker %s: %s", worker.worker_id, exc)
+        logger.warning("no metrics from %s: %s", name, exc)
         return None
 
 
-async def serve_node_metrics(registry: Registry, *, node_ip: str, port: int) -> MetricsServer:
+async def serve_node_metrics(
+    registry: Registry, stores: StoreRegistry, *, node_ip: str, port: int
+) -> MetricsServer:
     """Serves the page at the node's address; 0 takes a free port. Raises ClusterError when it cannot be bound."""
-    return await serve_collected(Federation(registry, node_ip=node_ip).collect, node_ip, port=port)
+    return await serve_collected(Federation(registry, stores, node_ip=node_ip).collect, node_ip, port=port)

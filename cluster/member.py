@@ -30,6 +30,7 @@ from tandem.errors import ClusterError, ConfigError
 from tandem.key_source import hand_down, load_key
 from tandem.observability.server import MetricsServer
 from tandem.pool_state import PoolState
+from tandem.prefix_store.registry import StoreRegistry
 from tandem.registry import Registry, WorkerRecord
 from tandem.tasks import cancel_all, raise_if_cancelled
 from tandem.types import WorkerId
@@ -81,6 +82,7 @@ class Member:
         self._heads = HeadRecords(url, cluster=config.cluster)
         self._state = PoolState(url, cluster=config.cluster)
         self._registry = Registry(url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
+        self._stores = StoreRegistry(url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
         self._metrics_port = metrics_port
         self._metrics: MetricsServer | None = None
         self._joined = False
@@ -119,7 +121,9 @@ class Member:
     async def _serve_metrics(self) -> None:
         if self._metrics_port is not None:
             node_ip = self._offer.node_ip
-            self._metrics = await serve_node_metrics(self._registry, node_ip=node_ip, port=self._metrics_port)
+            self._metrics = await serve_node_metrics(
+                self._registry, self._stores, node_ip=node_ip, port=self._metrics_port
+            )
 
     async def _head(self) -> HeadRecord:
         record = await self._heads.get()
@@ -196,7 +200,7 @@ class Member:
                 await self._metrics.stop()
             killed = await self._node.stop()
         finally:
-            await asyncio.gather(self._heads.close(), self._state.close(), self._registry.close())
+            await asyncio.gather(*(each.close() for each in (self._heads, self._state, self._registry, self._stores)))
             shutil.rmtree(self._run_dir, ignore_errors=True)
         if killed and self._joined:
             self._note(f"these processes did not end by themselves and were killed: {', '.join(killed)}")

@@ -88,18 +88,21 @@ def node_metrics(
 async def _serve_metrics(settings: ClusterConfig, *, node_ip: str, port: int) -> None:
     """Until a signal."""
     from cluster.federation import serve_node_metrics
+    from tandem.prefix_store.registry import StoreRegistry
     from tandem.registry import Registry
 
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     registry = Registry(settings.registry.redis_url, cluster=settings.cluster, ttl_s=settings.registry.ttl_s)
-    server = await serve_node_metrics(registry, node_ip=node_ip, port=port)
+    stores = StoreRegistry(settings.registry.redis_url, cluster=settings.cluster, ttl_s=settings.registry.ttl_s)
+    server = await serve_node_metrics(registry, stores, node_ip=node_ip, port=port)
     try:
         typer.echo(f"metrics at {server.url}")
         await stopping.wait()
     finally:
         await server.stop()
+        await stores.close()
         await registry.close()
 
 

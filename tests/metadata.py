@@ -8,6 +8,7 @@ from typing import Any
 
 from cluster.embedded_redis import EmbeddedRedis
 from tandem.pool_state import PoolState
+from tandem.prefix_store.registry import StoreRegistry
 from tandem.registry import Registry, WorkerRecord
 from tandem.types import Epoch, Role, WorkerId
 
@@ -61,3 +62,13 @@ async def registry_of(server: EmbeddedRedis) -> AsyncIterator[Registry]:
         yield registry
     finally:
         await registry.close()
+
+
+@asynccontextmanager
+async def stores_of(server: EmbeddedRedis) -> AsyncIterator[StoreRegistry]:
+    """A client of the stores' records."""
+    stores = StoreRegistry(server.url, cluster=CLUSTER, ttl_s=60.0)
+    try:
+        yield stores
+    finally:
+        await stores.close()

@@ -26,7 +26,8 @@ SETS: Mapping[str, tuple[type[MetricSet], str]] = {
     "controller": (ControllerMetrics, "On `controller_metrics_port`, or a free port; `tandem up` notes the URL."),
     "node": (
         NodeMetrics,
-        "On `--metrics-port` of `tandem start --address`, with all metrics of the node's workers, labelled `worker`.",
+        "On `--metrics-port` of `tandem start --address`, with all metrics of the node's workers and its store, "
+        "labelled `worker`.",
     ),
 }
 """Each kind of process: what it exports, and where."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from tandem.prefix_store.client import Locate
 from tandem.redis_access import connect_redis
+
+if TYPE_CHECKING:
+    from tandem.prefix_store.client import Locate  # loads torch, which those who only look for stores do without
 
 logger = logging.getLogger(__name__)
 

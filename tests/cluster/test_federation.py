@@ -17,8 +17,9 @@ from tandem.observability.metric_set import MetricSet
 from tandem.observability.server import serve_metrics
 from tandem.observability.worker_metrics import DecodeMetrics, PrefillMetrics
 from tandem.registry import Registry
-from tests.metadata import CLUSTER, registry_of, valkey, worker_record
+from tests.metadata import CLUSTER, registry_of, stores_of, valkey, worker_record
 from tests.router_harness import runs_async
+from tests.store_nodes import store_node
 
 NODE_IP = "127.0.0.1"
 
@@ -34,14 +35,14 @@ async def pages(registry: Registry, sets: Mapping[str, MetricSet]) -> AsyncItera
         yield
 
 
-async def scraped(registry: Registry) -> dict[tuple[str, str], float]:
+async def scraped(server: EmbeddedRedis, registry: Registry) -> dict[tuple[str, str], float]:
     """Value of each series of the node's page without further labels, by name and worker."""
-    server = await serve_node_metrics(registry, node_ip=NODE_IP, port=0)
-    try:
-        async with httpx.AsyncClient(trust_env=False) as http:
-            text = (await http.get(server.url)).text
-    finally:
-        await server.stop()
+    async with stores_of(server) as stores, httpx.AsyncClient(trust_env=False) as http:
+        node = await serve_node_metrics(registry, stores, node_ip=NODE_IP, port=0)
+        try:
+            text = (await http.get(node.url)).text
+        finally:
+            await node.stop()
     assert len(names := [line for line in text.splitlines() if line.startswith("# TYPE")]) == len(set(names))
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {(s.name, s.labels.get("worker", "")): s.value for s in samples if set(s.labels) <= {"worker"}}
@@ -56,7 +57,7 @@ async def test_series_of_all_workers_are_on_one_page_each_family_once_and_told_a
     async with valkey() as server, registry_of(server) as registry:
         await registry.put(worker_record("decode-9", address="127.0.0.9:1", metrics_url="http://127.0.0.9:1/metrics"))
         async with pages(registry, {"decode-0": first, "decode-1": second, "prefill-0": prefill}):
-            found = await scraped(registry)
+            found = await scraped(server, registry)
     assert found["tandem_decode_iteration_seconds_count", "decode-0"] == 1
     assert found["tandem_decode_iteration_seconds_count", "decode-1"] == 2
     assert found["tandem_prefill_iteration_seconds_count", "prefill-0"] == 0
@@ -74,7 +75,7 @@ async def test_a_worker_that_does_not_answer_is_left_out_and_said_to_be_down() -
     async with valkey() as server, registry_of(server) as registry:
         await registry.put(worker_record("decode-1", metrics_url="http://127.0.0.1:1/metrics"))
         async with pages(registry, {"decode-0": DecodeMetrics()}):
-            found = await scraped(registry)
+            found = await scraped(server, registry)
     assert found["tandem_node_worker_up", "decode-0"] == 1
     assert found["tandem_node_worker_up", "decode-1"] == 0
     assert ("tandem_decode_iteration_seconds_count", "decode-1") not in found
@@ -82,13 +83,32 @@ async def test_a_worker_that_does_not_answer_is_left_out_and_said_to_be_down() -
 
 @runs_async
 async def test_while_redis_is_away_the_last_known_workers_are_asked() -> None:
-    async with valkey() as server, registry_of(server) as registry, pages(registry, {"decode-0": DecodeMetrics()}):
-        node = await serve_node_metrics(registry, node_ip=NODE_IP, port=0)
+    async with (
+        valkey() as server,
+        registry_of(server) as registry,
+        stores_of(server) as stores,
+        pages(registry, {"decode-0": DecodeMetrics()}),
+    ):
+        node = await serve_node_metrics(registry, stores, node_ip=NODE_IP, port=0)
         async with httpx.AsyncClient(trust_env=False) as http:
             await http.get(node.url)
             server.stop()
             assert 'tandem_node_worker_up{worker="decode-0"} 1.0' in (await http.get(node.url)).text
         await node.stop()
+
+
+@runs_async
+async def test_the_store_of_the_node_is_on_its_page_and_is_no_worker() -> None:
+    async with (
+        valkey() as server,
+        registry_of(server) as registry,
+        store_node(server.url, "n1") as host,
+        pages(registry, {"decode-0": DecodeMetrics()}),
+    ):
+        found = await scraped(server, registry)
+    assert found["tandem_store_clients", host.record.owner] == 0
+    assert found["tandem_node_workers", ""] == 1
+    assert ("tandem_node_worker_up", host.record.owner) not in found
 
 
 @runs_async

@@ -79,7 +79,7 @@ def test_the_alert_on_errors_knows_every_code_and_leaves_out_the_clients_own() -
         "request_not_found",
         "duplicate_request",
     }
-    start = {"config_error", "model_load_error", "cluster_error"}
+    start = {"config_error", "model_load_error", "cluster_error", "store_error", "directory_in_use", "foreign_directory"}
     assert codes == set(BY_CODE) - clients - start - {"cancelled", "invalid_api_key"} | {"internal"}
 
 
@@ -151,6 +151,9 @@ NOT_SHOWN = {
     "tandem_decode_received_bytes_total",
     "tandem_decode_received_messages_total",
     "tandem_router_transfer_hidden_ratio_bucket",
+    "tandem_store_loans",
+    "tandem_store_grants",
+    "tandem_store_reserved_blocks",
     "tandem_controller_pool_generation",
     "tandem_controller_reconcile_seconds_bucket",
 }
@@ -159,7 +162,7 @@ NOT_SHOWN = {
 
 def test_dashboards_are_config_maps_for_grafana_s_sidecar() -> None:
     maps = [o for o in kinds(render(ALL), "ConfigMap") if "dashboard" in o["metadata"]["name"]]
-    assert len(maps) == len(list((CHART / "dashboards").glob("*.json"))) == 3
+    assert len(maps) == len(list((CHART / "dashboards").glob("*.json"))) == 4
     for o in maps:
         assert o["metadata"]["labels"]["grafana_dashboard"] == "1"
         ((name, text),) = o["data"].items()

@@ -26,7 +26,7 @@ def samples_of(metrics: MetricSet) -> dict[tuple[str, tuple[tuple[str, str], ...
 def test_a_name_has_prefix_base_unit_and_total(spec: MetricSpec) -> None:
     words = spec.name.split("_")
     assert words[0] == "tandem"
-    assert words[1] in ("router", "prefill", "decode", "controller", "kv", "node")
+    assert words[1] in ("router", "prefill", "decode", "controller", "kv", "node", "store")
     assert (words[-1] == "total") == (spec.kind == "counter")
     assert not set(words) & set(SCALED_UNITS)
     if spec.unit in BASE_UNITS:
