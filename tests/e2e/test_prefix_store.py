@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from cluster.access import Access
+from cluster.cache_client import CacheClient
 from tandem.rpc.client import open_channel
 from tandem.rpc.tandem.v1 import inference_pb2_grpc
+from tandem.rpc.tandem.v1.inference_pb2 import PrefixSelector, TokenIds
 from tests.e2e.live import Answer, LiveCluster, generate, live_cluster, run
 from tests.tiny_model import save_tiny_llama
 
@@ -107,3 +110,39 @@ def test_a_killed_store_is_started_again_and_has_what_was_on_disk(cluster: LiveC
         assert again.tokens == first.tokens
 
     run(play())
+
+
+async def num_on_disk(admin: CacheClient) -> int:
+    return (await admin.stats()).nodes[0].tiers[1].num_blocks
+
+
+async def until_more(admin: CacheClient, num_blocks: int) -> None:
+    """Until the disk tier has so many: then the host tier has them, too."""
+    while True:
+        if await num_on_disk(admin) >= num_blocks:
+            return
+        await asyncio.sleep(0.1)
+
+
+def test_operators_see_keep_and_clear_what_a_cluster_has_cached(cluster: LiveCluster) -> None:
+    prompt = [(11 * i) % 200 + 3 for i in range(160)]
+    selector = PrefixSelector(token_ids=TokenIds(ids=prompt), cache_salt="kept")
+
+    async def operate() -> None:
+        async with CacheClient(Access(endpoint=cluster.grpc)) as admin, asyncio.timeout(60):
+            num_before = await num_on_disk(admin)
+            await ask(cluster, prompt, cache_salt="kept")
+            await until_more(admin, num_before + (len(prompt) + 19) // 16)
+            (node,) = (await admin.pin(selector)).nodes
+            assert (node.num_blocks, node.error) == (len(prompt) // 16, "")
+            cleared = await admin.clear()
+            assert [one.error for one in [*cleared.nodes, *cleared.workers]] == ["", "", ""]
+            stats = await admin.stats()
+            assert [worker.device.num_named_blocks for worker in stats.workers] == [0, 0]
+            assert [tier.num_blocks for tier in stats.nodes[0].tiers] == [node.num_blocks, node.num_blocks, 0]
+            (verified,) = (await admin.verify(timeout_s=60)).nodes
+            assert (verified.num_checked, verified.num_damaged, verified.error) == (2 * node.num_blocks, 0, "")
+            assert (await admin.unpin(selector)).nodes[0].num_blocks == node.num_blocks
+            assert (await admin.clear()).nodes[0].num_blocks == node.num_blocks
+
+    run(operate())

@@ -79,7 +79,8 @@ def test_the_alert_on_errors_knows_every_code_and_leaves_out_the_clients_own() -
         "request_not_found",
         "duplicate_request",
     }
-    start = {"config_error", "model_load_error", "cluster_error", "store_error", "directory_in_use", "foreign_directory"}
+    start = {"config_error", "model_load_error", "cluster_error"}
+    start |= {"store_error", "directory_in_use", "foreign_directory"}
     assert codes == set(BY_CODE) - clients - start - {"cancelled", "invalid_api_key"} | {"internal"}
 
 
