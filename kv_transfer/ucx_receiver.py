@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
@@ -53,7 +54,10 @@ class UcxReceiver:
         self._announced: dict[int, tuple[Announce, Source]] = {}
         self._early: dict[int, Any] = {}
         self._incoming: set[Incoming] = set()
-        self._scratch: list[tuple[Any, Bytes]] = []
+        self._scratch: list[tuple[Any, Bytes, int]] = []
+        """Receives into memory that nobody reads: request, memory, nonce."""
+        self._unwanted: dict[int, deque[Any]] = {}
+        """By nonce: large payloads to be thrown away, one after another."""
         self._quiescing: list[Quiesce] = []
         self._dead_nonces: set[int] = set()
         self._unfetched: list[Any] = []
@@ -218,24 +222,53 @@ class UcxReceiver:
         """Receives into scratch memory, so that the sender gets its memory back; a dead one needs none.
 
         What a dead process announced must not be fetched: after a first failed read UCX has taken its endpoint down,
-        and the next one would end this process too.
+        and the next one would end this process too. A process that is being killed can be read no more a moment before
+        the kernel says that it has ended: so a source's next large payload is fetched only after the last one came.
         """
         if probed.length >= RENDEZVOUS_BYTES and tag_nonce(int(probed.sender_tag.value)) in self._dead_nonces:
             self._unfetched.append(probed)
             return
+        nonce = tag_nonce(int(probed.sender_tag.value))
+        if probed.length >= RENDEZVOUS_BYTES and self._is_fetched_from(nonce):
+            self._unwanted.setdefault(nonce, deque()).append(probed)
+            return
         scratch = self._staging.take(max(1, probed.length))
-        self._scratch.append((self._worker.receive(scratch[: probed.length], probed), scratch))
+        self._scratch.append((self._worker.receive(scratch[: probed.length], probed), scratch, nonce))
 
     def _is_dead(self, source: Source) -> bool:
-        """Asks the kernel, rather than wait for its event."""
-        if source.pidfd is not None and readable(source.pidfd):
+        """Asks the kernel, rather than wait for its event; and what is under way, which may know before it."""
+        has_ended = source.pidfd is not None and readable(source.pidfd)
+        requests = [entry.request for entry in self._incoming if entry.source is source]
+        requests += [request for request, _, nonce in self._scratch if nonce == source.nonce]
+        if has_ended or any(_has_failed(request) for request in requests):
             self._on_death(source)
         return source.dead
 
     def _reuse_scratch(self) -> None:
         for entry in [entry for entry in self._scratch if entry[0].completed]:
             self._scratch.remove(entry)
-            self._staging.give_back(entry[1])
+            request, scratch, nonce = entry
+            self._staging.give_back(scratch)
+            if _has_failed(request):
+                self._note_dead(nonce)
+        for nonce in [nonce for nonce in self._unwanted if not self._is_fetched_from(nonce)]:
+            waiting = self._unwanted[nonce]
+            self._throw_away(waiting.popleft())
+            if not waiting:
+                del self._unwanted[nonce]
+
+    def _is_fetched_from(self, nonce: int) -> bool:
+        """Whether a receive from this source is under way."""
+        thrown_away = any(entry[2] == nonce for entry in self._scratch)
+        return thrown_away or any(entry.source.nonce == nonce for entry in self._incoming)
+
+    def _note_dead(self, nonce: int) -> None:
+        """Nothing more can be fetched from this source."""
+        source = self._sources.get(nonce)
+        if source is not None:
+            self._on_death(source)
+        else:
+            self._dead_nonces.add(nonce)
 
     def _finish(self, entry: Incoming) -> None:
         if entry.targets is not None:
@@ -262,3 +295,14 @@ class UcxReceiver:
         if entry.staging is not None:
             return check_digest(wanted, copy(targets, [entry.staging], with_digest=wanted != 0))
         return check_digest(wanted, digest_bytes(targets)) if wanted else None
+
+
+def _has_failed(request: Any) -> bool:
+    """Whether a receive has ended with an error."""
+    if not request.completed:
+        return False
+    try:
+        request.check_error()
+    except Exception:  # UCXX's errors derive from Exception, one class per UCX status
+        return True
+    return False
