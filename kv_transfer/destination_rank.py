@@ -87,7 +87,10 @@ class DestinationRank:
             elif kind in ("nack", "abort"):
                 self._loop.tell(handoff_id, rank_pb2.FromRank(from_destination=message))
         del self._inboxes[handoff_id]
-        self._loop.tell(handoff_id, rank_pb2.FromRank(ended=rank_pb2.RankEnded(whole=half.is_whole)))
+        ended = rank_pb2.RankEnded(
+            whole=half.is_whole, num_bytes=half.num_bytes, num_messages=half.num_messages
+        )
+        self._loop.tell(handoff_id, rank_pb2.FromRank(ended=ended))
 
     def close(self) -> None:
         """See `HandoffPart`."""

@@ -31,7 +31,7 @@ class RankedIncoming(Protocol):
     def rank_said(self, message: worker_pb2.DestinationMessage) -> None:
         """What another rank's half would say to the source."""
 
-    def rank_ended(self, rank: int, *, whole: bool) -> None:
+    def rank_ended(self, rank: int, ended: rank_pb2.RankEnded) -> None:
         """Nothing is written into another rank any more."""
 
 
@@ -140,4 +140,4 @@ class DestinationParts:
             case "from_destination":
                 self._owner.rank_said(message.from_destination)
             case "ended":
-                self._owner.rank_ended(rank, whole=message.ended.whole)
+                self._owner.rank_ended(rank, message.ended)

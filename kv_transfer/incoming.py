@@ -38,7 +38,7 @@ from kv_transfer.transport import MessageHeader
 from tandem.errors import BY_CODE, HandoffFailed, TandemError, TransportError
 from tandem.kv.cache import KvCache
 from tandem.rpc.convert import first_token_from_proto
-from tandem.rpc.tandem.v1 import worker_pb2
+from tandem.rpc.tandem.v1 import rank_pb2, worker_pb2
 from tandem.types import BlockId, Epoch
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ class IncomingHandoff:
         self._block_ids: tuple[BlockId, ...] = ()
         self._failure: TandemError | None = None
         self._closed = False
+        self.num_bytes = self.num_messages = 0
+        """What has come into this rank, whole."""
         self.outbox: asyncio.Queue[worker_pb2.DestinationMessage | None] = asyncio.Queue()
 
     # --- owner of the blocks
@@ -165,6 +167,9 @@ class IncomingHandoff:
     def landed(self, header: MessageHeader, error: TransportError | None) -> None:
         """A placed message is whole, or will never be."""
         with self._lock:
+            if error is None:
+                self.num_bytes += header.num_bytes
+                self.num_messages += 1
             text = None if error is None else error.message
             self._perform(self._machine.landed(_range_of(header), digest=header.digest, error=text))
 
@@ -222,10 +227,12 @@ class IncomingHandoff:
             self._desk.arrived.num_nacked += 1
             self._put(message)
 
-    def rank_ended(self, rank: int, *, whole: bool) -> None:
+    def rank_ended(self, rank: int, ended: rank_pb2.RankEnded) -> None:
         """Nothing is written into another rank any more."""
+        self._desk.arrived.num_bytes += ended.num_bytes
+        self._desk.arrived.num_messages += ended.num_messages
         with self._lock:
-            self._perform(self._machine.rank_ended(rank, whole=whole))
+            self._perform(self._machine.rank_ended(rank, whole=ended.whole))
 
     # --- actions
 

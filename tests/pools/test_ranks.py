@@ -50,9 +50,9 @@ def test_every_pair_of_shapes_gives_the_tokens_of_one_engine(request: pytest.Fix
             decodes = [await enter(ranked_worker(model, Role.DECODE, shape)) for shape in DECODE_SHAPES]
             tracker = await enter(a_tracker())
             return {
-                f"{prefill.shape} to {decode.shape}": [
-                    await run_on(prefill, decode, tracker, prompt, **sampling) for prompt, sampling in REQUESTS
-                ]
+                f"{prefill.shape} to {decode.shape}": await asyncio.gather(
+                    *(run_on(prefill, decode, tracker, prompt, **sampling) for prompt, sampling in REQUESTS)
+                )
                 for prefill, decode in itertools.product(prefills, decodes)
             }
 
@@ -118,7 +118,10 @@ def test_what_a_destination_holds_already_is_sent_to_none_of_its_ranks(mha: Path
         layout = decode.service.worker.executor.cache.layout
         num_new = layout.num_blocks_for(len(longer)) - len(first) // layout.block_size
         assert result.prefill.num_cached_tokens == len(first)
-        assert result.prefill.transfer.num_bytes == 2 * num_new * layout.num_layers * layout.block_layer_bytes
+        sent = 2 * num_new * layout.num_layers * layout.block_layer_bytes
+        assert result.prefill.transfer.num_bytes == sent
+        whole = 2 * layout.num_blocks_for(len(first)) * layout.num_layers * layout.block_layer_bytes
+        assert decode.service.worker.receiver.arrived.num_bytes == whole + sent
 
     on_pair(mha, Shape(tp=4), Shape(tp=2), use)
 

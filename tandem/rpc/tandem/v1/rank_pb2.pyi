@@ -255,9 +255,14 @@ class RankEnded(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WHOLE_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_MESSAGES_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
     whole: _builtins.bool
     """A destination rank: everything has arrived."""
+    num_bytes: _builtins.int
+    """A destination rank: what came into it."""
+    num_messages: _builtins.int
     @_builtins.property
     def sent(self) -> _containers.RepeatedCompositeFieldContainer[Global___SentRange]:
         """A source rank: what it sent."""
@@ -266,11 +271,13 @@ class RankEnded(_message.Message):
         self,
         *,
         whole: _builtins.bool = ...,
+        num_bytes: _builtins.int = ...,
+        num_messages: _builtins.int = ...,
         sent: _abc.Iterable[Global___SentRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sent", b"sent", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "num_messages", b"num_messages", "sent", b"sent", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
