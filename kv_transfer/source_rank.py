@@ -10,6 +10,7 @@ import logging
 import time
 
 from kv_transfer.handoff import BlockRange
+from kv_transfer.link_status import link_status
 from kv_transfer.offer import Offer, claims_of
 from kv_transfer.rank_loop import RankLoop
 from kv_transfer.sender import HandoffCallbacks, OutgoingHandoff
@@ -158,7 +159,11 @@ class SourceRank:
             inbox.put_nowait(None)
         half = self._halves.pop(handoff_id, None)
         if half is not None:
-            ended = rank_pb2.RankEnded(whole=True, sent=[_to_proto(message) for message in half.messages])
+            ended = rank_pb2.RankEnded(
+                whole=True,
+                sent=[_to_proto(message) for message in half.messages],
+                links=[link_status(each) for each in self._side.links.links()],
+            )
             self._loop.tell(handoff_id, rank_pb2.FromRank(ended=ended))
 
     def close(self) -> None:

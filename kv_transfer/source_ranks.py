@@ -15,7 +15,7 @@ from kv_transfer.sent import SentMessage
 from tandem.errors import BY_CODE, HandoffFailed, LinkClosed, TandemError
 from tandem.ranks.channel import Kind
 from tandem.ranks.hub import RankHub
-from tandem.rpc.tandem.v1 import rank_pb2, worker_pb2
+from tandem.rpc.tandem.v1 import inference_pb2, rank_pb2, worker_pb2
 from tandem.types import BlockId, HandoffId
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class SourceRanks:
         self.hub = hub
         self.ranks = range(1, hub.num_ranks)
         self._open: dict[HandoffId, SourceParts] = {}
+        self._links: dict[int, Sequence[inference_pb2.LinkStatus]] = {}
         hub.listen_to_handoffs(self._on_frame)
 
     def open(self, offer: worker_pb2.HandoffOffer, owner: RankedHandoff) -> SourceParts:
@@ -49,12 +50,18 @@ class SourceRanks:
         self._open[parts.handoff_id] = parts
         return parts
 
+    def links(self) -> list[inference_pb2.LinkStatus]:
+        """Theirs, as each said when a handoff ended last."""
+        return [link for links in list(self._links.values()) for link in links]
+
     def forget(self, handoff_id: HandoffId) -> None:
         """Rank 0's half has ended, and with it all."""
         self._open.pop(handoff_id, None)
 
     def _on_frame(self, rank: int, payload: bytes) -> None:
         message = rank_pb2.FromRank.FromString(payload)
+        if message.WhichOneof("message") == "ended":
+            self._links[rank] = message.ended.links
         parts = self._open.get(HandoffId(message.handoff_id))
         if parts is not None:
             parts.on_message(rank, message)

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from kv_transfer.links import OpenLink
+from kv_transfer.link_status import by_peer
 from prefill_pool.job import Job, Target
 from prefill_pool.worker import PrefillWorker
 from tandem.errors import RequestCancelled, TandemError
@@ -88,7 +88,7 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
             num_iterations=worker.num_iterations,
             num_tokens=worker.num_tokens,
             metrics_url=self.metrics_url,
-            links=[_link_status(each) for each in worker.links.links()],
+            links=by_peer(worker.link_statuses()),
             device_tier=worker.write_back.tier(),
         )
 
@@ -125,21 +125,6 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
     async def close(self) -> None:
         """Ends everything that still runs and frees all memory."""
         await self.worker.close()
-
-
-def _link_status(open_link: OpenLink) -> inference_pb2.LinkStatus:
-    stats = open_link.stats()
-    return inference_pb2.LinkStatus(
-        peer_worker_id=open_link.worker_id,
-        transport=open_link.link.transport,
-        detail=open_link.link.detail,
-        num_bytes=stats.num_bytes,
-        num_messages=stats.num_messages,
-        bytes_per_s=stats.num_bytes / stats.busy_s if stats.busy_s else 0.0,
-        probed_bytes_per_s=open_link.speed.bytes_per_s,
-        latency_s=open_link.speed.latency_s,
-        slow=open_link.slow,
-    )
 
 
 def _target_of(request: worker_pb2.PrefillRequest) -> Target | None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from kv_transfer.digest import DigestPolicy
+from kv_transfer.link_status import link_status
 from kv_transfer.links import LinkTable
 from kv_transfer.offer import Offer
 from kv_transfer.sender import HandoffCallbacks, OutgoingHandoff
@@ -35,7 +36,7 @@ from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import PrefillMetrics
 from tandem.rpc.channels import Channels
 from tandem.rpc.convert import check_prefix, first_token_to_proto
-from tandem.rpc.tandem.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from tandem.secret import ClusterKey
 from tandem.types import Epoch, Request, RequestId, SampledToken, TokenLogprobs, WorkerId
 from tandem.worker.engine import Engine
@@ -116,6 +117,11 @@ class PrefillWorker:
     def num_iterations(self) -> int:
         """Iterations since start."""
         return self._engine.num_iterations
+
+    def link_statuses(self) -> list[inference_pb2.LinkStatus]:
+        """Every open link, of all ranks; other ranks' as they were when their last handoff ended."""
+        others = [] if self._side.ranks is None else self._side.ranks.links()
+        return [*map(link_status, self.links.links()), *others]
 
     @property
     def num_handoffs(self) -> int:

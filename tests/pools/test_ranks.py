@@ -122,6 +122,8 @@ def test_what_a_destination_holds_already_is_sent_to_none_of_its_ranks(mha: Path
         assert result.prefill.transfer.num_bytes == sent
         whole = 2 * layout.num_blocks_for(len(first)) * layout.num_layers * layout.block_layer_bytes
         assert decode.service.worker.receiver.arrived.num_bytes == whole + sent
+        [link] = prefill.service.status().links
+        assert (link.peer_worker_id, link.num_bytes) == (decode.view.worker_id, whole + sent)
 
     on_pair(mha, Shape(tp=4), Shape(tp=2), use)
 

@@ -22,32 +22,33 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tandem.rpc.tandem.v1 import inference_pb2 as tandem_dot_v1_dot_inference__pb2
 from tandem.rpc.tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tandem/v1/rank.proto\x12\ttandem.v1\x1a\x16tandem/v1/worker.proto\"\xdb\x02\n\x06ToRank\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12,\n\x0bopen_source\x18\x02 \x01(\x0b\x32\x15.tandem.v1.OpenSourceH\x00\x12\x36\n\x10open_destination\x18\x03 \x01(\x0b\x32\x1a.tandem.v1.OpenDestinationH\x00\x12\x39\n\x10\x66rom_destination\x18\x04 \x01(\x0b\x32\x1d.tandem.v1.DestinationMessageH\x00\x12/\n\x0b\x66rom_source\x18\x05 \x01(\x0b\x32\x18.tandem.v1.SourceMessageH\x00\x12\x13\n\tpeer_lost\x18\x06 \x01(\tH\x00\x12\x1f\n\x04ship\x18\x07 \x01(\x0b\x32\x0f.tandem.v1.ShipH\x00\x12*\n\nask_record\x18\x08 \x01(\x0b\x32\x14.tandem.v1.AskRecordH\x00\x42\t\n\x07message\"Z\n\nOpenSource\x12&\n\x05offer\x18\x01 \x01(\x0b\x32\x17.tandem.v1.HandoffOffer\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x13\n\x0bmax_resends\x18\x03 \x01(\x05\"\x86\x01\n\x0fOpenDestination\x12&\n\x05offer\x18\x01 \x01(\x0b\x32\x17.tandem.v1.HandoffOffer\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x12\n\nnum_blocks\x18\x03 \x01(\x05\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\x05\x12\x11\n\tblock_ids\x18\x05 \x03(\x05\"^\n\x04Ship\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\x05\x12\x12\n\nnum_blocks\x18\x02 \x01(\x05\x12\x1a\n\x12layers_per_message\x18\x03 \x01(\x05\x12\x11\n\tblock_ids\x18\x04 \x03(\x05\"\x0b\n\tAskRecord\"\xe3\x01\n\x08\x46romRank\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x05ready\x18\x02 \x01(\x0b\x32\x14.tandem.v1.RankReadyH\x00\x12/\n\x0b\x66rom_source\x18\x03 \x01(\x0b\x32\x18.tandem.v1.SourceMessageH\x00\x12\x39\n\x10\x66rom_destination\x18\x04 \x01(\x0b\x32\x1d.tandem.v1.DestinationMessageH\x00\x12%\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x14.tandem.v1.RankEndedH\x00\x42\t\n\x07message\"\x0b\n\tRankReady\"g\n\tRankEnded\x12\r\n\x05whole\x18\x01 \x01(\x08\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x14\n\x0cnum_messages\x18\x04 \x01(\x04\x12\"\n\x04sent\x18\x02 \x03(\x0b\x32\x14.tandem.v1.SentRange\"\xa6\x01\n\tSentRange\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\x12\n\nnum_layers\x18\x02 \x01(\x05\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\x05\x12\x12\n\nnum_blocks\x18\x04 \x01(\x05\x12\x18\n\x10\x64\x65stination_rank\x18\x05 \x01(\r\x12\x11\n\tnum_bytes\x18\x06 \x01(\x04\x12\x10\n\x08posted_s\x18\x07 \x01(\x01\x12\x0e\n\x06\x64one_s\x18\x08 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tandem/v1/rank.proto\x12\ttandem.v1\x1a\x19tandem/v1/inference.proto\x1a\x16tandem/v1/worker.proto\"\xdb\x02\n\x06ToRank\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12,\n\x0bopen_source\x18\x02 \x01(\x0b\x32\x15.tandem.v1.OpenSourceH\x00\x12\x36\n\x10open_destination\x18\x03 \x01(\x0b\x32\x1a.tandem.v1.OpenDestinationH\x00\x12\x39\n\x10\x66rom_destination\x18\x04 \x01(\x0b\x32\x1d.tandem.v1.DestinationMessageH\x00\x12/\n\x0b\x66rom_source\x18\x05 \x01(\x0b\x32\x18.tandem.v1.SourceMessageH\x00\x12\x13\n\tpeer_lost\x18\x06 \x01(\tH\x00\x12\x1f\n\x04ship\x18\x07 \x01(\x0b\x32\x0f.tandem.v1.ShipH\x00\x12*\n\nask_record\x18\x08 \x01(\x0b\x32\x14.tandem.v1.AskRecordH\x00\x42\t\n\x07message\"Z\n\nOpenSource\x12&\n\x05offer\x18\x01 \x01(\x0b\x32\x17.tandem.v1.HandoffOffer\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x13\n\x0bmax_resends\x18\x03 \x01(\x05\"\x86\x01\n\x0fOpenDestination\x12&\n\x05offer\x18\x01 \x01(\x0b\x32\x17.tandem.v1.HandoffOffer\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x12\n\nnum_blocks\x18\x03 \x01(\x05\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\x05\x12\x11\n\tblock_ids\x18\x05 \x03(\x05\"^\n\x04Ship\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\x05\x12\x12\n\nnum_blocks\x18\x02 \x01(\x05\x12\x1a\n\x12layers_per_message\x18\x03 \x01(\x05\x12\x11\n\tblock_ids\x18\x04 \x03(\x05\"\x0b\n\tAskRecord\"\xe3\x01\n\x08\x46romRank\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12%\n\x05ready\x18\x02 \x01(\x0b\x32\x14.tandem.v1.RankReadyH\x00\x12/\n\x0b\x66rom_source\x18\x03 \x01(\x0b\x32\x18.tandem.v1.SourceMessageH\x00\x12\x39\n\x10\x66rom_destination\x18\x04 \x01(\x0b\x32\x1d.tandem.v1.DestinationMessageH\x00\x12%\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x14.tandem.v1.RankEndedH\x00\x42\t\n\x07message\"\x0b\n\tRankReady\"\x8d\x01\n\tRankEnded\x12\r\n\x05whole\x18\x01 \x01(\x08\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x14\n\x0cnum_messages\x18\x04 \x01(\x04\x12\"\n\x04sent\x18\x02 \x03(\x0b\x32\x14.tandem.v1.SentRange\x12$\n\x05links\x18\x05 \x03(\x0b\x32\x15.tandem.v1.LinkStatus\"\xa6\x01\n\tSentRange\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\x12\n\nnum_layers\x18\x02 \x01(\x05\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\x05\x12\x12\n\nnum_blocks\x18\x04 \x01(\x05\x12\x18\n\x10\x64\x65stination_rank\x18\x05 \x01(\r\x12\x11\n\tnum_bytes\x18\x06 \x01(\x04\x12\x10\n\x08posted_s\x18\x07 \x01(\x01\x12\x0e\n\x06\x64one_s\x18\x08 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.rpc.tandem.v1.rank_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TORANK']._serialized_start=60
-  _globals['_TORANK']._serialized_end=407
-  _globals['_OPENSOURCE']._serialized_start=409
-  _globals['_OPENSOURCE']._serialized_end=499
-  _globals['_OPENDESTINATION']._serialized_start=502
-  _globals['_OPENDESTINATION']._serialized_end=636
-  _globals['_SHIP']._serialized_start=638
-  _globals['_SHIP']._serialized_end=732
-  _globals['_ASKRECORD']._serialized_start=734
-  _globals['_ASKRECORD']._serialized_end=745
-  _globals['_FROMRANK']._serialized_start=748
-  _globals['_FROMRANK']._serialized_end=975
-  _globals['_RANKREADY']._serialized_start=977
-  _globals['_RANKREADY']._serialized_end=988
-  _globals['_RANKENDED']._serialized_start=990
-  _globals['_RANKENDED']._serialized_end=1093
-  _globals['_SENTRANGE']._serialized_start=1096
-  _globals['_SENTRANGE']._serialized_end=1262
+  _globals['_TORANK']._serialized_start=87
+  _globals['_TORANK']._serialized_end=434
+  _globals['_OPENSOURCE']._serialized_start=436
+  _globals['_OPENSOURCE']._serialized_end=526
+  _globals['_OPENDESTINATION']._serialized_start=529
+  _globals['_OPENDESTINATION']._serialized_end=663
+  _globals['_SHIP']._serialized_start=665
+  _globals['_SHIP']._serialized_end=759
+  _globals['_ASKRECORD']._serialized_start=761
+  _globals['_ASKRECORD']._serialized_end=772
+  _globals['_FROMRANK']._serialized_start=775
+  _globals['_FROMRANK']._serialized_end=1002
+  _globals['_RANKREADY']._serialized_start=1004
+  _globals['_RANKREADY']._serialized_end=1015
+  _globals['_RANKENDED']._serialized_start=1018
+  _globals['_RANKENDED']._serialized_end=1159
+  _globals['_SENTRANGE']._serialized_start=1162
+  _globals['_SENTRANGE']._serialized_end=1328
 # @@protoc_insertion_point(module_scope)

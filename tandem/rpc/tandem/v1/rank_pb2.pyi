@@ -10,6 +10,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from tandem.rpc.tandem.v1 import inference_pb2 as _inference_pb2
 from tandem.rpc.tandem.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
@@ -258,6 +259,7 @@ class RankEnded(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     NUM_MESSAGES_FIELD_NUMBER: _builtins.int
     SENT_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     whole: _builtins.bool
     """A destination rank: everything has arrived."""
     num_bytes: _builtins.int
@@ -267,6 +269,10 @@ class RankEnded(_message.Message):
     def sent(self) -> _containers.RepeatedCompositeFieldContainer[Global___SentRange]:
         """A source rank: what it sent."""
 
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.LinkStatus]:
+        """All of its links now."""
+
     def __init__(
         self,
         *,
@@ -274,10 +280,11 @@ class RankEnded(_message.Message):
         num_bytes: _builtins.int = ...,
         num_messages: _builtins.int = ...,
         sent: _abc.Iterable[Global___SentRange] | None = ...,
+        links: _abc.Iterable[_inference_pb2.LinkStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "num_messages", b"num_messages", "sent", b"sent", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "num_bytes", b"num_bytes", "num_messages", b"num_messages", "sent", b"sent", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
