@@ -19,9 +19,9 @@ from kv_transfer.transport import MessageHeader
 from kv_transfer.transports import make_transport
 from router.tracker import WorkerTracker
 from tandem.config import TransportName
-from tandem.errors import ConfigError, TandemError
+from tandem.errors import ConfigError, TandemError, TransportError
 from tandem.types import Role, TokenLogprobs, TokenStep, WorkerId
-from tests.fakes import Fault, FaultPolicy, FaultyTransport
+from tests.fakes import Fault, FaultPolicy, FaultyLink, FaultyTransport
 from tests.pair import driver_of, make_live_request, make_prompt, monolithic, until
 from tests.ranked import RankedWorker, Shape, a_tracker, dispatched, ranked_worker, run_on
 from tests.same_answer import assert_close
@@ -186,6 +186,26 @@ def test_a_message_that_is_never_taken_is_fenced_on_the_rank_that_sends_it(
         assert sum(transport.num_held for transport in made) == 0
 
     on_pair(mha, Shape(tp=2), Shape(), use, lease_s=0.5)
+
+
+class Unlinked(FaultyTransport):
+    """Reaches nobody."""
+
+    def connect(self, address: bytes) -> FaultyLink:
+        raise TransportError("no way there")
+
+
+def test_a_rank_without_a_link_fails_the_handoff_with_what_it_says(mha: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(name: TransportName, *, worker_id: WorkerId, host: str) -> FaultyTransport:
+        return Unlinked(make_transport(name, worker_id=worker_id, host=host), lambda header, _: Fault.NONE)
+
+    monkeypatch.setattr(rank_process, "make_transport", make)
+
+    async def use(prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker) -> None:
+        with pytest.raises(TransportError, match="rank 1: no link to the decode worker: no way there"):
+            await run_on(prefill, decode, tracker, make_prompt(50))
+
+    on_pair(mha, Shape(tp=2), Shape(tp=2), use)
 
 
 def test_whatever_the_fabric_does_to_any_rank_no_token_is_wrong_and_no_block_is_lost(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -155,6 +158,31 @@ def test_micro_batches_are_the_batch_in_order_and_about_equal(num_parts: int) ->
     assert flat == [token for piece in batch for token in piece.token_ids]
     assert sum(bool(piece.choices) for part in parts for piece in part) == 1
     assert parts[-1][-1].choices
+
+
+def test_a_stage_works_on_a_part_while_the_one_before_it_works_on_the_next(
+    gqa: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second_has_begun = threading.Event()
+    num_calls: Counter[str] = Counter()
+
+    with Stages(gqa, tp=1, pp=2) as stages:
+        first, second = (stage._model.forward for stage in stages.ranks)
+
+        def first_stage(*arguments: Any) -> torch.Tensor:
+            num_calls["first"] += 1
+            assert num_calls["first"] == 1 or second_has_begun.wait(30.0), "the second stage waits for the whole batch"
+            return first(*arguments)
+
+        def second_stage(*arguments: Any) -> torch.Tensor:
+            num_calls["second"] += 1
+            second_has_begun.set()
+            return second(*arguments)
+
+        monkeypatch.setattr(stages.ranks[0]._model, "forward", first_stage)
+        monkeypatch.setattr(stages.ranks[1]._model, "forward", second_stage)
+        stages.on_all(lambda stage: list(stage.run(batches()[0])))
+    assert num_calls == {"first": 2, "second": 2}
 
 
 def test_rows_are_what_is_sampled_and_then_what_is_scored() -> None:
