@@ -1,7 +1,8 @@
 """The engine's own kernels in C, where they were built: `kernels()` gives them or says why torch does the work.
 
 They are built when Tandem is installed, for every instruction set at once, and choose one when they are loaded. Owns
-no tensor: callers pass addresses, and answer for types, shapes and strides. `TANDEM_KERNELS=torch` leaves them out.
+no tensor: callers pass addresses, and answer for types, shapes and strides. `TANDEM_KERNELS=torch` leaves them out,
+`base` takes those for any processor.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +39,21 @@ def test_kernels_that_were_not_built_are_said_once_and_torch_multiplies(
     assert len(caplog.records) == 1
     assert "_kernels" in str(why_missing())
     assert isinstance(packed(torch.ones(2, 2)), torch.Tensor)
+
+
+def test_the_kernels_for_any_processor_give_what_those_for_this_one_give() -> None:
+    chosen = "packed_product or rows_beside or gated or over_many_pieces or normed_rotated"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
+    result = subprocess.run(
+        [*command, str(Path(__file__).with_name("test_kernels.py"))],
+        env={**os.environ, native.VARIABLE: "base", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"\d\d passed", result.stdout), result.stdout
 
 
 def _executor(directory: Path) -> TorchExecutor:
