@@ -136,13 +136,33 @@ static void run_panel(const struct matmul *call, const float *x, long first, lon
         for (long i = 0; i < k * PANEL; i += VW) store(widened + i, load_as(here, i, 1));
         b = widened;
     }
-    long share = panel_bytes / tiles, stride = share / k;
+    /* One tile alone is bound by memory, which the processor itself fetches ahead in order. */
+    long share = tiles > 1 ? panel_bytes / tiles : 0, stride = share / k;
+    const char *ahead = tiles > 1 ? here + panel_bytes : here;
     for (long t = 0; t < tiles; t++) {
         long start = tile_start(m, tiles, t), rows = tile_start(m, tiles, t + 1) - start;
         vf acc[ROWS][2] = {{{0}}};
-        multiply(rows, x + start * k, rows, b, k, acc, here + panel_bytes + t * share, stride);
+        multiply(rows, x + start * k, rows, b, k, acc, ahead + t * share, stride);
         finish_tile(call, first + start, rows, panel, acc);
     }
+}
+
+#define ROW_PANELS 4
+
+/* One row against ROW_PANELS panels side by side: more sums at once than one panel has, and more of memory under way. */
+static void run_row(const struct matmul *call, const float *x, long panel) {
+    long k = call->k, size = k * PANEL;
+    const float *b = (const float *)call->packed + panel * size;
+    vf acc[ROW_PANELS][2] = {{{0}}};
+    for (long i = 0; i < k; i++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < ROW_PANELS; p++) {
+            acc[p][0] += x[i] * load(b + p * size);
+            acc[p][1] += x[i] * load(b + p * size + VW);
+        }
+        b += PANEL;
+    }
+    for (int p = 0; p < ROW_PANELS; p++) finish_tile(call, 0, 1, panel + p, acc + p);
 }
 
 static int kernel(matmul)(const struct matmul *call) {
@@ -163,8 +183,11 @@ static int kernel(matmul)(const struct matmul *call) {
     for (long first = 0; first < call->m; first += most) {
         long m = call->m - first < most ? call->m - first : most;
         pack_rows(call->x + first * call->x_stride, call->x_stride, m, call->k, x);
+        long by_row = call->m == 1 && !call->bf16 ? panels / ROW_PANELS * ROW_PANELS : 0;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-        for (long panel = 0; panel < panels; panel++)
+        for (long panel = 0; panel < by_row; panel += ROW_PANELS) run_row(call, x, panel);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+        for (long panel = by_row; panel < panels; panel++)
             run_panel(call, x, first, m, panel, call->bf16 ? widened + thread_index() * call->k * PANEL : NULL);
     }
     free(x);

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+
 import torch
 
 from tandem.model.native import Kernels
 from tandem.model.spec import Activation
 
+_HUGE_PAGE_BYTES = 2 << 20
 _ACTIVATIONS: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 
 
@@ -24,7 +27,7 @@ class PackedMatrix:
         num_in, num_out = self.shape
         width = kernels.VECTOR_WIDTH
         num_panels = -(-(num_out // 2) // width) if gated else -(-num_out // (2 * width))
-        self._data = torch.empty(num_panels * num_in * 2 * width, dtype=matrix.dtype)
+        self._data = _allocated(num_panels * num_in * 2 * width, matrix.dtype)
         strides, is_bf16 = matrix.stride(), matrix.dtype == torch.bfloat16
         kernels.pack(matrix.data_ptr(), *strides, self._data.data_ptr(), num_in, num_out, is_bf16, gated)
 
@@ -75,6 +78,16 @@ class PackedMatrix:
             torch.get_num_threads(),
         )
         return out if x.dtype == torch.float32 else out.to(x.dtype)
+
+
+def _allocated(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised; in huge pages where the kernel has them, because each iteration reads all of it."""
+    num_bytes = count * dtype.itemsize
+    if num_bytes < _HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(count, dtype=dtype)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
