@@ -3,6 +3,8 @@
 ARG BASE_IMAGE=docker.io/library/python:3.11.14-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
+# For the kernels in C.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 ARG DEFAULT_MODEL=1
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL

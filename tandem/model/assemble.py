@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from tandem.errors import ModelLoadError
-from tandem.model.linear import empty_matrix
+from tandem.model.linear import Matrix, empty_matrix, packed
 from tandem.model.parallel import ModelShard
 from tandem.model.rope import RotaryFrequencies
 from tandem.model.tensor_names import AttentionNames, DenseNames, TensorNames
@@ -87,12 +87,12 @@ class Assembler:
             return embedding
         return embedding * torch.tensor(self._spec.embedding_scale).to(self._dtype)
 
-    def _lm_head(self, embedding: torch.Tensor | None) -> torch.Tensor:
+    def _lm_head(self, embedding: torch.Tensor | None) -> Matrix:
         hidden, rows = self._spec.hidden_size, self._shard.vocabulary
         if not self._spec.tie_word_embeddings:
             return self._matrix(hidden, {self._names.lm_head: _Part(size=self._spec.vocab_size, rows=rows)})
         assert embedding is not None
-        return empty_matrix(hidden, len(rows), self._dtype).copy_(embedding.t())
+        return packed(empty_matrix(hidden, len(rows), self._dtype).copy_(embedding.t()))
 
     def _layer(self, index: int) -> LayerWeights:
         names, hidden = self._names, self._spec.hidden_size
@@ -128,7 +128,9 @@ class Assembler:
     def _gated(self, prefix: str, names: DenseNames, size: int, channels: range) -> DenseWeights:
         part = _Part(size=size, rows=channels)
         return DenseWeights(
-            gate_up=self._matrix(self._spec.hidden_size, {prefix + names.gate: part, prefix + names.up: part}),
+            gate_up=self._matrix(
+                self._spec.hidden_size, {prefix + names.gate: part, prefix + names.up: part}, gated=True
+            ),
             down=self._joining(prefix + names.down, size, channels),
         )
 
@@ -160,7 +162,7 @@ class Assembler:
         found = [self._read(name, (part.size,), rows=part.rows) for name, part in parts.items()]
         return torch.cat([bias.to(self._dtype) for bias in found])
 
-    def _matrix(self, num_in: int, parts: Mapping[str, _Part]) -> torch.Tensor:
+    def _matrix(self, num_in: int, parts: Mapping[str, _Part], *, gated: bool = False) -> Matrix:
         """Parts side by side as `[in, sum of rows]`, by name."""
         matrix = empty_matrix(num_in, sum(len(part.rows) for part in parts.values()), self._dtype)
         start = 0
@@ -168,13 +170,13 @@ class Assembler:
             rows = self._read(name, (part.size, num_in), rows=part.rows)
             matrix[:, start : start + len(part.rows)] = rows.t()
             start += len(part.rows)
-        return matrix
+        return packed(matrix, gated=gated)
 
-    def _joining(self, name: str, num_in: int, columns: range) -> torch.Tensor:
+    def _joining(self, name: str, num_in: int, columns: range) -> Matrix:
         """`[columns, H]`: what brings this rank's part of a layer back into the residual stream."""
         hidden = self._spec.hidden_size
         part = self._read(name, (hidden, num_in), columns=None if len(columns) == num_in else columns)
-        return empty_matrix(len(columns), hidden, self._dtype).copy_(part.t())
+        return packed(empty_matrix(len(columns), hidden, self._dtype).copy_(part.t()))
 
 
 def _numbered(names: DenseNames, expert: int) -> DenseNames:

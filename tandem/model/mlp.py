@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from torch.nn import functional
 
-from tandem.model.linear import project
+from tandem.model.linear import project, project_gated
 from tandem.model.norm import Joining, Sum, rms_norm
-from tandem.model.spec import Activation, ExpertsSpec, ModelSpec
+from tandem.model.spec import ExpertsSpec, ModelSpec
 from tandem.model.weights import DenseWeights, ExpertsWeights, LayerWeights
-
-
-def _silu(x: torch.Tensor) -> torch.Tensor:
-    return functional.silu(x, inplace=True)
-
-
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return functional.gelu(x, approximate="tanh")
-
-
-_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
 
 
 class FeedForward(Protocol):
@@ -46,14 +33,14 @@ class DenseMlp:
         self, spec: ModelSpec, layer: LayerWeights, weights: DenseWeights, sum_over_ranks: Sum | None = None
     ) -> None:
         self._eps = spec.rms_norm_eps
-        self._activate = _ACTIVATIONS[spec.activation]
+        self._activation = spec.activation
         self._norm = layer.mlp_norm
         self._joining = Joining(eps=self._eps, post_norm=layer.mlp_post_norm, sum_over_ranks=sum_over_ranks)
         self._weights = weights
 
     def add_to(self, x: torch.Tensor) -> torch.Tensor:
         """See `FeedForward.add_to`."""
-        gated = _gated(rms_norm(x, self._norm, self._eps), self._weights, self._activate)
+        gated = project_gated(rms_norm(x, self._norm, self._eps), self._weights.gate_up, self._activation)
         return self._joining.add_projected(x, gated, self._weights.down)
 
 
@@ -69,7 +56,7 @@ class ExpertsMlp:
         assert spec.experts is not None
         assert layer.mlp_post_norm is None
         self._eps = spec.rms_norm_eps
-        self._activate = _ACTIVATIONS[spec.activation]
+        self._activation = spec.activation
         self._norm = layer.mlp_norm
         self._spec = spec.experts
         self._sum_over_ranks = sum_over_ranks
@@ -96,15 +83,10 @@ class ExpertsMlp:
 
     def _run(self, x: torch.Tensor, expert: int) -> torch.Tensor:
         weights = self._weights.experts[expert - self._weights.first]
-        return project(_gated(x, weights, self._activate), weights.down)
+        return project(project_gated(x, weights.gate_up, self._activation), weights.down)
 
 
 def choose_experts(logits: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """From the router's `[num_tokens, num_experts]`: shares, fp32, and experts, both `[num_tokens, num_chosen]`."""
     shares, chosen = logits.float().softmax(-1).topk(spec.num_chosen, dim=-1)
     return (shares / shares.sum(-1, keepdim=True) if spec.normalised else shares), chosen
-
-
-def _gated(x: torch.Tensor, weights: DenseWeights, activate: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    gate, up = project(x, weights.gate_up).chunk(2, dim=-1)
-    return activate(gate).mul_(up)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.model.linear import project, project_add
+from tandem.model.linear import Matrix, project, project_add
+from tandem.model.native import kernels
+from tandem.model.native.rows import rms_norm_rows
 
 Sum = Callable[[torch.Tensor], None]
 """Sums a tensor over the ranks that hold the other parts of the same layers, in place."""
@@ -15,6 +17,9 @@ Sum = Callable[[torch.Tensor], None]
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Over the last dimension of `x`; `weight` fp32 of that size; computes in fp32, returns the dtype of `x`."""
+    own = kernels()
+    if own is not None and x.is_cpu and x.dtype == torch.float32 and x.dim() == 2 and x.is_contiguous():
+        return rms_norm_rows(own, x, weight, eps)
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
     return (wide * scale).mul_(weight).to(x.dtype)
@@ -30,7 +35,7 @@ class Joining:
     sum_over_ranks: Sum | None = None
     """Where other ranks compute the rest."""
 
-    def add_projected(self, residual: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    def add_projected(self, residual: torch.Tensor, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
         """`residual` `[n, H]` plus `x` `[n, in]` times `matrix` `[in, H]`; of both, this rank has some inputs."""
         if self.post_norm is None and self.sum_over_ranks is None:
             return project_add(residual, x, matrix)

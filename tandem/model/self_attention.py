@@ -12,6 +12,8 @@ import torch
 from tandem.model.attention.base import AttentionOptions, AttentionPlan
 from tandem.model.batch import FlatBatch
 from tandem.model.linear import project
+from tandem.model.native import kernels
+from tandem.model.native.rows import HeadNorms, place_heads
 from tandem.model.norm import Joining, Sum, rms_norm
 from tandem.model.rope import rotate_in_place
 from tandem.model.spec import LayerSpec, ModelSpec
@@ -38,6 +40,7 @@ class SelfAttention:
         self._weights = weights
         self._cached = cached
         self._joining = Joining(eps=spec.rms_norm_eps, post_norm=weights.post_norm, sum_over_ranks=sum_over_ranks)
+        self._norms = HeadNorms(q_norm=weights.q_norm, k_norm=weights.k_norm, eps=spec.rms_norm_eps)
         self.options = AttentionOptions(
             scale=spec.attention_scale, window=layer.window, softcap=spec.attention_softcap
         )
@@ -50,8 +53,6 @@ class SelfAttention:
         qkv = project(rms_norm(x, weights.norm, spec.rms_norm_eps), weights.qkv, weights.qkv_bias)
         heads = qkv.view(len(x), spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
         self._place(heads, batch)
-        new = heads[:, spec.num_heads :].reshape(-1, spec.head_dim)
-        self._cached.view(-1, spec.head_dim).index_copy_(0, batch.kv_rows, new)
         if on_written is not None:
             on_written()
         attended = x.new_empty(len(x), spec.num_heads, spec.head_dim)
@@ -59,12 +60,19 @@ class SelfAttention:
         return self._joining.add_projected(x, attended.flatten(1), weights.output)
 
     def _place(self, heads: torch.Tensor, batch: FlatBatch) -> None:
-        """Norms and rotates the queries and keys of `heads`, in place."""
+        """Norms and rotates the queries and keys of `heads`, in place; writes keys and values to the cache."""
+        tables = None if self._rope is None else batch.rotary[self._rope]
+        own = kernels()
+        if own is not None and heads.is_cpu and heads.dtype == torch.float32:
+            place_heads(own, heads, self._norms, tables=tables, cached=self._cached, kv_rows=batch.kv_rows)
+            return
         num_heads, num_rotated = self._spec.num_heads, self._spec.num_heads + self._spec.num_kv_heads
         self._norm(heads[:, :num_heads], self._weights.q_norm)
         self._norm(heads[:, num_heads:num_rotated], self._weights.k_norm)
-        if self._rope is not None:
-            rotate_in_place(heads[:, :num_rotated], batch.rotary[self._rope])
+        if tables is not None:
+            rotate_in_place(heads[:, :num_rotated], tables)
+        new = heads[:, num_heads:].reshape(-1, self._spec.head_dim)
+        self._cached.view(-1, self._spec.head_dim).index_copy_(0, batch.kv_rows, new)
 
     def _norm(self, heads: torch.Tensor, weight: torch.Tensor | None) -> None:
         if weight is not None:

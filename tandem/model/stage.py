@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from tandem.kv.cache import TORCH_DTYPE, KvCache
+from tandem.model.attention.base import AttentionBackend
+from tandem.model.attention.native import NativeAttention
 from tandem.model.attention.torch_cpu import TorchAttention
 from tandem.model.batch import build_batch
 from tandem.model.collectives import Collectives
 from tandem.model.decoder import Decoder
 from tandem.model.executor import LayerHook, SequenceSlice
 from tandem.model.micro_batch import micro_batches
+from tandem.model.native import kernels
 from tandem.model.parallel import ModelShard
 from tandem.model.weights import Weights
 
@@ -38,6 +41,12 @@ def row_groups(batch: Sequence[SequenceSlice]) -> list[range | list[int]]:
     return [sampled, *scored]
 
 
+def _attention(cache: KvCache) -> AttentionBackend:
+    own = kernels() if cache.slab.is_cpu else None
+    layout = cache.layout
+    return TorchAttention(layout, TORCH_DTYPE[layout.dtype]) if own is None else NativeAttention(own, layout)
+
+
 class Stage:
     """Not thread-safe: one engine thread drives it. `collectives` is needed where there are other ranks."""
 
@@ -49,9 +58,9 @@ class Stage:
         self.collectives = collectives
         self._frequencies = weights.frequencies
         self._dtype = TORCH_DTYPE[cache.layout.dtype]
-        attention = TorchAttention(cache.layout, self._dtype)
+        self.attention = _attention(cache)
         stage = None if shard.tp == 1 else self
-        self._model = Decoder(shard.local, weights, cache, attention, stage=stage)
+        self.model = Decoder(shard.local, weights, cache, self.attention, stage=stage)
 
     @property
     def first_token_id(self) -> int:
@@ -87,7 +96,7 @@ class Stage:
     ) -> torch.Tensor | None:
         """What the last layer made of each token, in the last stage."""
         if self.shard.pp == 1:
-            return self._model.forward(
+            return self.model.forward(
                 build_batch(batch, self.cache.layout, self._frequencies), on_layer, before_layer
             )
         made: list[torch.Tensor] = []
@@ -96,7 +105,7 @@ class Stage:
         for index, part in enumerate(parts):
             flat = build_batch(part, self.cache.layout, self._frequencies)
             before = None if self.shard.is_first else self._received(len(flat.token_ids))
-            x = self._model.forward(
+            x = self.model.forward(
                 flat, on_layer if index == len(parts) - 1 else None, before_layer if index == 0 else None, before
             )
             if self.shard.is_last:
@@ -118,7 +127,7 @@ class Stage:
         own = None
         if hidden is not None:
             picked = hidden[rows.start : rows.stop] if isinstance(rows, range) else hidden[rows]
-            own = self._model.logits(picked)
+            own = self.model.logits(picked)
         if self.shard.tp * self.shard.pp == 1:
             assert own is not None
             return own

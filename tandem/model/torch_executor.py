@@ -37,7 +37,7 @@ class TorchExecutor:
             torch.set_num_threads(num_threads)
         self._spec = spec
         self._cache = cache
-        self._stage = Stage(ModelShard(spec=spec), weights, cache)
+        self.stage = Stage(ModelShard(spec=spec), weights, cache)
         self._grammars = GrammarCompiler(
             tokenizer_file, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids
         )
@@ -60,7 +60,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def logits(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> torch.Tensor:
         """Runs one iteration; for each slice with choices, in order, its last row: `[num_sampled, vocab]` fp32."""
-        return next(self._stage.run(batch, on_layer))
+        return next(self.stage.run(batch, on_layer))
 
     @torch.inference_mode()
     def execute(
@@ -70,7 +70,7 @@ class TorchExecutor:
         before_layer: LayerHook | None = None,
     ) -> list[SliceOutput]:
         """See `Executor.execute`."""
-        return outputs_of(batch, self._stage.run(batch, on_layer, before_layer))
+        return outputs_of(batch, self.stage.run(batch, on_layer, before_layer))
 
     def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
         """See `Executor.copy_blocks`."""

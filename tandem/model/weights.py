@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.model.linear import Matrix
 from tandem.model.rope import RotaryFrequencies
 
 
@@ -21,19 +22,19 @@ class AttentionWeights:
 
     norm: torch.Tensor
     """`[H]`"""
-    qkv: torch.Tensor
+    qkv: Matrix
     """`[H, q + 2 kv]`"""
     qkv_bias: torch.Tensor | None
     """`[q + 2 kv]`"""
     q_norm: torch.Tensor | None
     """`[head_dim]`, the same for every head; `k_norm` too."""
     k_norm: torch.Tensor | None
-    output: torch.Tensor
+    output: Matrix
     """`[q, H]`"""
     post_norm: torch.Tensor | None
     """`[H]`, applied before the residual is added."""
 
-    def matrices(self) -> list[torch.Tensor]:
+    def matrices(self) -> list[Matrix]:
         """Both."""
         return [self.qkv, self.output]
 
@@ -42,12 +43,12 @@ class AttentionWeights:
 class DenseWeights:
     """A gated MLP, or one expert."""
 
-    gate_up: torch.Tensor
+    gate_up: Matrix
     """`[H, 2 I]`"""
-    down: torch.Tensor
+    down: Matrix
     """`[I, H]`"""
 
-    def matrices(self) -> list[torch.Tensor]:
+    def matrices(self) -> list[Matrix]:
         """Both."""
         return [self.gate_up, self.down]
 
@@ -56,12 +57,12 @@ class DenseWeights:
 class ExpertsWeights:
     """A mixture of experts. `experts` are those of this rank, from `first` on."""
 
-    router: torch.Tensor
+    router: Matrix
     """`[H, num_experts]`"""
     experts: tuple[DenseWeights, ...]
     first: int = 0
 
-    def matrices(self) -> list[torch.Tensor]:
+    def matrices(self) -> list[Matrix]:
         """All experts' too, though a batch of one token reads few."""
         return [self.router] + [m for expert in self.experts for m in expert.matrices()]
 
@@ -77,7 +78,7 @@ class LayerWeights:
     mlp_post_norm: torch.Tensor | None
     """`[H]`, applied before the residual is added."""
 
-    def matrices(self) -> list[torch.Tensor]:
+    def matrices(self) -> list[Matrix]:
         """Every matrix of the layer."""
         return self.attention.matrices() + self.mlp.matrices()
 
@@ -95,12 +96,12 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     """`[H]`"""
-    lm_head: torch.Tensor
+    lm_head: Matrix
     """`[H, vocab]`; its own copy also when tied, because lookups need the other order."""
     frequencies: tuple[RotaryFrequencies, ...]
     """One for each of the spec's kinds of positions."""
 
-    def matrices(self) -> list[torch.Tensor]:
+    def matrices(self) -> list[Matrix]:
         """Every matrix that one decode iteration may read."""
         return [self.lm_head] + [m for layer in self.layers for m in layer.matrices()]
 

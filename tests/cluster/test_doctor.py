@@ -227,3 +227,19 @@ def test_ucx_over_tcp_alone_is_a_warning_with_what_was_negotiated(monkeypatch: p
     (finding,) = run_one("transport-ucx")
     assert finding.state is State.WARNING
     assert "negotiated: tcp" in finding.found
+
+
+# --- kernels
+
+
+def test_kernels_are_named_with_the_processor_they_are_for() -> None:
+    (finding,) = run_one("kernels")
+    assert finding.state is State.OK
+    assert any(isa in finding.found for isa in ("avx2", "avx512", "base"))
+
+
+def test_kernels_that_are_switched_off_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_KERNELS", "torch")
+    (finding,) = run_one("kernels")
+    assert finding.state is State.WARNING
+    assert finding.advice == "unset TANDEM_KERNELS"
