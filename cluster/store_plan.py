@@ -64,8 +64,9 @@ def _bytes(labels: Mapping[str, str], label: str, default: int) -> int:
 class StorePlan:
     """Remembers since when nodes are without workers."""
 
-    def __init__(self, wanted: PrefixStoreConfig) -> None:
+    def __init__(self, wanted: PrefixStoreConfig, *, idle_s: float = IDLE_S) -> None:
         self._wanted = wanted
+        self._idle_s = idle_s
         self._idle_since: dict[str, float] = {}
         self._refused: set[str] = set()
         self._nodes: frozenset[str] = frozenset()
@@ -88,7 +89,7 @@ class StorePlan:
             node.node_id: self._idle_since.get(node.node_id, now) for node in nodes if not node.has_workers
         }
         self._refused &= self._nodes
-        self._kept = frozenset(node for node in self._nodes if now - self._idle_since.get(node, now) < IDLE_S)
+        self._kept = frozenset(node for node in self._nodes if now - self._idle_since.get(node, now) < self._idle_s)
 
     def _configs(self, nodes: Sequence[StoreNode]) -> tuple[dict[str, PrefixStoreConfig], tuple[str, ...]]:
         configs, refusals = {}, []

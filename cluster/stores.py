@@ -18,7 +18,7 @@ from typing import Any
 from cluster.placement import RESOURCE
 from cluster.ray_client import RayClient
 from cluster.ray_worker import RayWorker
-from cluster.store_plan import StoreNode, StorePlan
+from cluster.store_plan import IDLE_S, StoreNode, StorePlan
 from tandem.config import PrefixStoreConfig, from_mapping, to_mapping
 from tandem.errors import ClusterError, TandemError
 
@@ -31,13 +31,22 @@ _STOP_S = 10.0
 
 
 class NodeStores:
-    """`settings` is the argument of each store's actor; see `cluster/store_actor.py`."""
+    """`settings` is the argument of each store's actor; see `cluster/store_actor.py`, and `StorePlan` for `idle_s`."""
 
-    def __init__(self, ray: RayClient, *, settings: dict[str, Any], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        ray: RayClient,
+        *,
+        settings: dict[str, Any],
+        note: Callable[[str], None],
+        store_class: str = STORE_CLASS,
+        idle_s: float = IDLE_S,
+    ) -> None:
         self._ray = ray
         self._settings = settings
         self._note = note
-        self._plan = StorePlan(from_mapping(settings["config"]).prefix_store)
+        self._store_class = store_class
+        self._plan = StorePlan(from_mapping(settings["config"]).prefix_store, idle_s=idle_s)
 
     async def keep(self, is_acting: Callable[[], bool]) -> None:
         """Looks again and again until cancelled; does nothing while another controller acts."""
@@ -61,7 +70,7 @@ class NodeStores:
             self._note(refusal)
         for node, config in changes.starts.items():
             self._note(f"prefix store of node {node[:8]} is started")
-            await self._ray.call(partial(_create, node, self._settings_with(config)))
+            await self._ray.call(partial(_create, node, self._store_class, self._settings_with(config)))
         for node in changes.ends:
             self._note(f"prefix store of node {node[:8]} ends: no worker is there")
             await self._end(node)
@@ -111,7 +120,7 @@ def _names() -> set[str]:
     return {name.removeprefix(PREFIX) for name in list_named_actors() if name.startswith(PREFIX)}
 
 
-def _create(node: str, settings: dict[str, Any]) -> None:
+def _create(node: str, store_class: str, settings: dict[str, Any]) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -122,7 +131,7 @@ def _create(node: str, settings: dict[str, Any]) -> None:
         max_restarts=-1,
         max_concurrency=4,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-    ).remote(STORE_CLASS, {**settings, "cores": []})
+    ).remote(store_class, {**settings, "cores": []})
 
 
 def _stop(node: str) -> Future[Any]:
