@@ -24,7 +24,7 @@ help:
 	@echo "make chart     generate what is generated for the Helm chart: schema, page of values, dashboards"
 	@echo "make helm-check   lint the Helm chart and run its static tests"
 	@echo "make helm-golden  write the golden renders of the chart's presets again"
-	@echo "make helm-tools   put helm and kubectl into .tools/bin (Linux on x86_64)"
+	@echo "make helm-tools   put helm, kubectl (Linux on x86_64) and promtool (Debian and its kin) into .tools/bin"
 	@echo "make clean     remove $(VENV) and caches; prepared tokenizers stay (\$$TANDEM_CACHE or ~/.cache/tandem)"
 
 install: $(STAMP)
@@ -50,6 +50,7 @@ up: install
 
 test: install
 	@$(BIN)/python -m tools.get_helm .tools || echo 'no helm: the tests of a deployed chart are skipped'
+	@$(BIN)/python -m tools.get_promtool .tools || echo 'no promtool: alerts are not tried in it'
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(ARGS)
 
 fuzz: install
@@ -90,6 +91,7 @@ chart: install
 
 helm-tools: install
 	@$(BIN)/python -m tools.get_helm .tools
+	@$(BIN)/python -m tools.get_promtool .tools
 
 helm-check: install
 	$(BIN)/python -m tools.chart --check

@@ -104,6 +104,7 @@ PURE = (
     "router/stop_strings.py",
     "cluster/placement.py",
     "cluster/scaling.py",
+    "cluster/store_plan.py",
     "cluster/pool_memory.py",
     "cluster/events.py",
     "cluster/fabric.py",

@@ -1,5 +1,4 @@
-"""What is generated for the Helm chart: its values' schema, the list of configuration fields, the page
-of values, the dashboards.
+"""What is generated for the Helm chart: its values' schema, the page of values, the dashboards.
 
 `python -m tools.chart` writes them, with `--check` it only says whether they are up to date (exit status 1).
 """
@@ -104,7 +103,6 @@ def generated() -> dict[Path, str]:
     dashboards = yaml.safe_load(DASHBOARDS.read_text())
     return {
         CHART / "values.schema.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n",
-        CHART / "files" / "config-fields.txt": "\n".join(sorted(config_fields())) + "\n",
         ROOT / "docs" / "helm-values.md": page(schema, values),
         **{CHART / "dashboards" / f"{name}.json": dashboard(name, source) for name, source in dashboards.items()},
     }

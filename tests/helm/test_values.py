@@ -39,7 +39,12 @@ def test_the_schema_names_what_is_wrong_and_what_there_is(values: dict[str, Any]
     assert all(word in message for word in words), message
 
 
-NEWER = {"compatibility": {"allowUnknownFields": True}}
+CLAIM = {
+    "workers": {
+        "dramTier": {"size": "1Gi"},
+        "ssdTier": {"type": "existingClaim", "claimName": "nvme", "size": "1Ti"},
+    }
+}
 KEDA = {"autoscaling": {"mode": "keda", "keda": {"prometheusAddress": "http://p:9090"}}, "topology": {"mode": "pool"}}
 
 
@@ -54,7 +59,7 @@ KEDA = {"autoscaling": {"mode": "keda", "keda": {"prometheusAddress": "http://p:
         ({"kuberay": {"version": "1.5", "upgradeStrategy": "None"}}, 'write kuberay.version: "1.6"'),
         ({"prefill": {"replicas": 3, "maxReplicas": 2}}, "write a number from minReplicas (1) to maxReplicas (2)"),
         ({"prefill": {"replicas": 3}}, "prefill.replicas is 3, but 1 nodes with 1 slots have room for 1 workers"),
-        (merged(NEWER, {"topology": {"mode": "pool"}, "decode": {"tensorParallel": 2}}), "slotsPerPod: 2 or more"),
+        ({"topology": {"mode": "pool"}, "decode": {"tensorParallel": 2}}, "slotsPerPod: 2 or more"),
         ({"node": {"prefillSlots": 3, "gpu": {"count": 2}}}, "write 2 or fewer slots"),
         (
             {"node": {"gpu": {"count": 2}, "prefillSlots": 2, "decodeSlots": 2}, "prefill": {"replicas": 2}},
@@ -64,6 +69,12 @@ KEDA = {"autoscaling": {"mode": "keda", "keda": {"prometheusAddress": "http://p:
         ({"workers": {"ssdTier": {"type": "emptyDir"}}}, "write ssdTier.size"),
         ({"workers": {"ssdTier": {"type": "hostPath", "size": "1Ti"}}}, "write ssdTier.path"),
         ({"workers": {"ssdTier": {"type": "existingClaim", "size": "1Ti"}}}, "write ssdTier.claimName"),
+        ({"workers": {"ssdTier": {"type": "emptyDir", "size": "1Ti"}}}, "write dramTier.size"),
+        (
+            {"workers": {"dramTier": {"size": "1Gi"}}, "config": {"prefix_store": {"enabled": False}}},
+            'write config.prefix_store.enabled: true, or dramTier.size: "0"',
+        ),
+        (merged(CLAIM, {"node": {"replicas": 2}}), "write ssdTier.type: ephemeral"),
         ({"config": {"transfer": {"transport": "shm"}}, "topology": {"mode": "pool"}}, "write ucx"),
         ({"config": {"transfer": {"transport": "shm"}}, "rdma": {"enabled": True}}, "config.transfer.transport: ucx"),
         ({"valkey": {"enabled": False}}, "write externalRedis.url"),
@@ -81,12 +92,6 @@ KEDA = {"autoscaling": {"mode": "keda", "keda": {"prometheusAddress": "http://p:
 )
 def test_a_combination_that_cannot_work_is_refused(values: dict[str, Any], write: str) -> None:
     assert write in refusal(values)
-
-
-def test_pools_with_different_tiers_are_refused() -> None:
-    assert "write them under `workers`" in refusal(
-        NEWER, {"topology": {"mode": "pool"}}, {"decode": {"dramTier": {"size": "8Gi"}}}
-    )
 
 
 def test_a_size_that_the_schema_lets_by_is_understood() -> None:

@@ -1,4 +1,4 @@
-"""Pods of workers: slots, memory, disks, devices, where they go and what they start."""
+"""Pods of workers: slots, devices, where they go and what they start."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.helm.chart import Object, config, containers, find, kinds, pods, preset, quantity, render, worker_pod
+from tests.helm.chart import Object, config, containers, find, kinds, pods, preset, render, worker_pod
 
-GIB = 2**30
-NEWER = {"compatibility": {"allowUnknownFields": True}}
 POOL = {"topology": {"mode": "pool"}}
 
 
@@ -17,55 +15,14 @@ def main_container(pod: Object) -> Object:
     return pod["spec"]["containers"][0]
 
 
-def volume(pod: Object, name: str) -> Object:
-    return next(v for v in pod["spec"]["volumes"] if v["name"] == name)
-
-
 def options(pod: Object) -> dict[str, str]:
     arguments = main_container(pod)["args"]
     return dict(zip(arguments[::2], arguments[1::2], strict=True))
 
 
-def test_shared_memory_holds_the_dram_tier_and_counts_as_memory() -> None:
-    values = {"workers": {"resources": {"memory": "4Gi"}, "sharedMemory": "1Gi", "dramTier": {"size": "10Gi"}}}
-    pod = worker_pod(render(NEWER, values), "node")
-    assert quantity(volume(pod, "shared-memory")["emptyDir"]["sizeLimit"]) == 11 * GIB
-    resources = main_container(pod)["resources"]
-    assert quantity(resources["limits"]["memory"]) == quantity(resources["requests"]["memory"]) == 15 * GIB
-
-
-@pytest.mark.parametrize(
-    ("tier", "kind"),
-    [
-        ({"type": "emptyDir"}, "emptyDir"),
-        ({"type": "ephemeral", "storageClassName": "local"}, "ephemeral"),
-        ({"type": "hostPath", "path": "/mnt/nvme"}, "hostPath"),
-        ({"type": "existingClaim", "claimName": "nvme"}, "persistentVolumeClaim"),
-    ],
-)
-def test_the_engine_fills_less_of_the_ssd_tier_than_its_volume_holds(tier: dict[str, str], kind: str) -> None:
-    objects = render(NEWER, {"workers": {"ssdTier": {"size": "100Gi", "reservePercent": 20, **tier}}})
-    pod = worker_pod(objects, "node")
-    assert kind in volume(pod, "ssd-tier")
-    (mount,) = [m for m in main_container(pod)["volumeMounts"] if m["name"] == "ssd-tier"]
-    store = config(objects)["prefix_store"]
-    assert (store["disk_path"], store["disk_bytes"]) == (mount["mountPath"], 80 * GIB)
-
-
-def test_an_ssd_tier_on_the_node_s_disk_is_limited_and_requested() -> None:
-    tier = {"ssdTier": {"type": "emptyDir", "size": "100Gi"}, "resources": {"ephemeralStorage": "2Gi"}}
-    pod = worker_pod(render(NEWER, {"workers": tier}), "node")
-    assert volume(pod, "ssd-tier")["emptyDir"] == {"sizeLimit": "100Gi"}
-    assert quantity(main_container(pod)["resources"]["requests"]["ephemeral-storage"]) == 102 * GIB
-
-
-def test_without_tiers_the_configuration_has_none() -> None:
-    assert "prefix_store" not in config(render())
-
-
 def test_ranks_take_gpus_and_slots() -> None:
     pool = {"replicas": 3, "tensorParallel": 4, "pipelineParallel": 2, "gpu": {"count": 8}, "slotsPerPod": None}
-    objects = render(NEWER, POOL, {"prefill": pool})
+    objects = render(POOL, {"prefill": pool})
     pod = worker_pod(objects, "prefill")
     assert options(pod)["--prefill-slots"] == "8"
     assert options(pod)["--decode-slots"] == "0"
@@ -79,7 +36,7 @@ def test_ranks_take_gpus_and_slots() -> None:
 )
 def test_pods_hold_all_workers_and_no_worker_is_split(workers: int, ranks: int, slots: int, expected: int) -> None:
     decode = {"replicas": workers, "tensorParallel": ranks, "slotsPerPod": slots}
-    objects = render(NEWER, POOL, {"decode": decode})
+    objects = render(POOL, {"decode": decode})
     assert find(objects, "StatefulSet", "-decode")["spec"]["replicas"] == expected
 
 

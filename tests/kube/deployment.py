@@ -47,6 +47,17 @@ class Deployment:
         """Which pods they are."""
         return {pod["metadata"]["uid"] for pod in self.pods(component)}
 
+    def volume(self, component: str, name: str) -> Path:
+        """The real directory of a volume of a component's one pod."""
+        (uid,) = self.uids(component)
+        return self.cluster.kubelet.worker(uid).volume(name)
+
+    def secrets(self) -> dict[str, dict[str, str]]:
+        """What the release's Secrets hold, by name; Helm's own apart."""
+        found = self.cluster.store.list("v1", "secrets", "default")
+        ours = [secret for secret in found if secret["metadata"]["name"].startswith(f"{NAME}-")]
+        return {secret["metadata"]["name"]: dict(secret["data"]) for secret in ours}
+
     @property
     def host(self) -> str:
         """The cluster address of the router's Service, as a client resolves it."""

@@ -12,7 +12,7 @@ import openai
 
 from tandem.rpc.client import open_channel
 from tandem.rpc.tandem.v1 import inference_pb2_grpc
-from tests.e2e.live import generate, run
+from tests.e2e.live import Answer, generate, run
 
 PROMPT = "hello"
 NUM_TOKENS = 48
@@ -34,6 +34,13 @@ async def ask_grpc(endpoint: str, prompt: str = PROMPT, num_tokens: int = NUM_TO
         stub = inference_pb2_grpc.InferenceStub(channel)
         answer = await generate(stub, prompt, max_tokens=num_tokens, ignore_eos=True)
     return tuple(answer.tokens)
+
+
+async def ask_at_length(endpoint: str, prompt: list[int], *, salt: str = "") -> Answer:
+    """The same of token ids, with all that came back."""
+    async with open_channel(endpoint) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        return await generate(stub, prompt, max_tokens=NUM_TOKENS, ignore_eos=True, cache_salt=salt)
 
 
 def ask_http(client: openai.OpenAI, model: str, prompt: str = PROMPT, num_tokens: int = NUM_TOKENS) -> str:

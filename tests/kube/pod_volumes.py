@@ -36,12 +36,13 @@ class PodVolumes:
         """The real directory at each mount path of a container; a `subPath` is what it leads to now, for good."""
         mounts = {}
         for mount in container.get("volumeMounts", ()):
-            place = self._place(mount["name"])
+            place = self.place(mount["name"])
             sub_path = mount.get("subPath")
             mounts[mount["mountPath"].rstrip("/")] = (place / sub_path).resolve() if sub_path else place
         return mounts
 
-    def _place(self, name: str) -> Path:
+    def place(self, name: str) -> Path:
+        """The real directory of a volume. Raises NotThere."""
         if name not in self._volumes:
             raise NotThere(f"a mount of volume {name!r}, which the pod does not have")
         volume = self._volumes[name]
@@ -55,7 +56,7 @@ class PodVolumes:
         """Makes directories that are missing, and writes files that have changed. Raises NotThere."""
         for name, volume in self._volumes.items():
             files = self._files(volume)
-            place = self._place(name)
+            place = self.place(name)
             if files is None:
                 place.mkdir(parents=True, exist_ok=True)
             elif self._written.get(name) != files:
@@ -67,7 +68,7 @@ class PodVolumes:
         for container in self._lookup.pod["spec"]["containers"]:
             for mount in container.get("volumeMounts", ()):
                 if "subPath" in mount and self._files(self._volumes[mount["name"]]) is None:
-                    (self._place(mount["name"]) / mount["subPath"]).mkdir(parents=True, exist_ok=True)
+                    (self.place(mount["name"]) / mount["subPath"]).mkdir(parents=True, exist_ok=True)
 
     def _files(self, volume: Document) -> list[VolumeFile] | None:
         """The files that make up a volume; None for one that the containers write themselves."""

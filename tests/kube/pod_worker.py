@@ -68,6 +68,10 @@ class PodWorker:
         self._shown: tuple[object, ...] = ()
         self.error: BaseException | None = None
 
+    def volume(self, name: str) -> Path:
+        """The real directory of one of its volumes. Raises NotThere."""
+        return self._volumes.place(name)
+
     def start(self) -> None:
         """In its own thread."""
         self._thread.start()

@@ -16,7 +16,7 @@ from tandem.model.files import resolve_model
 from tests.e2e.live import run
 from tests.kube.deployment import CHART, Deployment, installed, metrics_of
 from tests.kube.helm import Tools
-from tests.kube.load import NUM_TOKENS, PROMPT, ask_grpc, ask_http, load_on
+from tests.kube.load import NUM_TOKENS, PROMPT, ask_at_length, ask_grpc, ask_http, load_on
 from tests.kube.marks import marks_of_processes
 from tests.kube.stand_in import StandIn
 from tests.kube.waiting import until
@@ -26,6 +26,8 @@ from tests.tiny_model import save_tiny_llama
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 PRESET = CHART / "presets" / "one-node-cpu.yaml"
 MODEL = "tiny"
+HEAD = "app.kubernetes.io/component=head"
+LONG_PROMPT = [(7 * i) % 200 + 3 for i in range(150)]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,8 @@ def golden_text(model: Path, golden: tuple[int, ...]) -> str:
 @pytest.fixture(scope="module")
 def live(cluster: StandIn, tools: Tools, model: Path) -> Deployment:
     patience = "config.replacement_timeout_s=150"  # these cores are shared, and busy
-    return installed(cluster, tools, model, "-f", str(PRESET), "--set", patience)
+    tiers = "workers.dramTier.size=32Mi,workers.ssdTier.type=emptyDir,workers.ssdTier.size=256Mi"
+    return installed(cluster, tools, model, "-f", str(PRESET), "--set", f"{patience},{tiers}")
 
 
 def test_what_helm_calls_ready_answers_over_grpc_and_http_with_the_right_tokens(
@@ -62,6 +65,18 @@ def test_what_helm_calls_ready_answers_over_grpc_and_http_with_the_right_tokens(
 
 def test_helm_test_passes(live: Deployment) -> None:
     live.tools.helm("test", "live", "--timeout", "60s")
+
+
+def test_a_prompt_that_comes_again_is_found_again_and_lies_on_the_pod_s_disk(live: Deployment) -> None:
+    cold = run(ask_at_length(live.grpc, LONG_PROMPT, salt="cold"))
+    first = run(ask_at_length(live.grpc, LONG_PROMPT))
+    tier = live.volume("node", "ssd-tier")
+    until(lambda: any(tier.glob("segment-*.kv")), what=lambda: live.tools.kubectl("logs", "-l", HEAD))
+    again = run(ask_at_length(live.grpc, LONG_PROMPT))
+    assert first.tokens == again.tokens == cold.tokens
+    assert [answer.usage.cached_tokens for answer in (cold, first) if answer.usage] == [0, 0]
+    assert again.usage is not None
+    assert again.usage.cached_tokens == (len(LONG_PROMPT) - 1) // 16 * 16
 
 
 def test_every_metric_of_the_dashboards_is_on_a_page_of_some_pod(live: Deployment) -> None:
@@ -80,8 +95,11 @@ def test_every_metric_of_the_dashboards_is_on_a_page_of_some_pod(live: Deploymen
 def test_another_decode_size_scales_only_the_decode_pool(live: Deployment) -> None:
     before = {component: live.uids(component) for component in ("router", "head", "node", "valkey")}
     prefill, decode = live.workers("prefill"), live.workers("decode")
+    secrets = live.secrets()
     live.upgrade("--set", "decode.replicas=2")
     live.until_sizes(1, 2)
+    assert live.secrets() == secrets
+    assert "password" in secrets["live-tandem-valkey"]  # drawn at the install, as the cluster's key
     assert {component: live.uids(component) for component in before} == before
     assert live.workers("prefill") == prefill
     assert decode.items() < live.workers("decode").items()

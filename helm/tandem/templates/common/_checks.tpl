@@ -76,6 +76,16 @@
 {{- if and (eq $ssd.type "existingClaim") (not $ssd.claimName) -}}
 {{- fail (printf "ssdTier.type existingClaim of %s needs a claim: write ssdTier.claimName" .name) -}}
 {{- end -}}
+{{- $dram := include "tandem.bytes" (dict "quantity" .shape.dramTier.size "name" "dramTier.size") | int64 -}}
+{{- if and (ne $ssd.type "none") (not $dram) -}}
+{{- fail (printf "ssdTier.type %s of %s lies below a DRAM tier: write dramTier.size, as in 16Gi" $ssd.type .name) -}}
+{{- end -}}
+{{- if and $dram (not (dig "prefix_store" "enabled" true .root.Values.config)) -}}
+{{- fail (printf "dramTier of %s is the prefix store's: write config.prefix_store.enabled: true, or dramTier.size: \"0\"" .name) -}}
+{{- end -}}
+{{- if and (eq $ssd.type "existingClaim") (gt (int (include "tandem.podCounts" (dict "root" .root "name" .name) | fromYaml).max) 1) -}}
+{{- fail (printf "ssdTier.type existingClaim of %s is one volume for several pods, and each needs its own: write ssdTier.type: ephemeral" .name) -}}
+{{- end -}}
 {{- $transport := dig "transfer" "transport" "ucx" .root.Values.config -}}
 {{- if and (eq $transport "shm") (or (ne .name "node") (gt (int (include "tandem.podCounts" (dict "root" .root "name" .name) | fromYaml).max) 1)) -}}
 {{- fail "config.transfer.transport shm moves KV within one pod only: write ucx, or topology.mode: node with one node" -}}

@@ -52,7 +52,6 @@ api_keys_file: /etc/tandem/api-keys/keys
 {{- $pool := index $.Values $role -}}
 {{- range $key, $field := dict "tensorParallel" "tensor_parallel" "pipelineParallel" "pipeline_parallel" -}}
 {{- if gt (int (index $pool $key)) 1 -}}
-{{- include "tandem.requireField" (dict "root" $ "field" (printf "%s.%s" $role $field) "value" (printf "%s.%s" $role $key) "write" "1") -}}
 {{- $_ := set $config $role (merge (dict $field (int (index $pool $key))) (default dict (get $config $role))) -}}
 {{- end -}}
 {{- end -}}
@@ -60,48 +59,46 @@ api_keys_file: /etc/tandem/api-keys/keys
 {{- toYaml $config -}}
 {{- end -}}
 
-{{/* The prefix store's tiers: the same on every node, since the file is. */}}
+{{/* The prefix store's tiers, the largest of all pods: labels of nodes have what pods of one kind have less. */}}
 {{- define "tandem.tierConfig" -}}
-{{- $shapes := include "tandem.shapes" . | fromYaml -}}
-{{- $all := list -}}
-{{- range $name, $shape := $shapes -}}
-{{- $all = append $all (include "tandem.shapeTiers" (dict "name" $name "shape" $shape)) -}}
+{{- $host := 0 -}}
+{{- $disk := 0 -}}
+{{- range $name, $shape := include "tandem.shapes" . | fromYaml -}}
+{{- $tiers := include "tandem.shapeTiers" $shape | fromYaml -}}
+{{- $host = max $host ($tiers.host | int64) -}}
+{{- $disk = max $disk ($tiers.disk | int64) -}}
 {{- end -}}
-{{- $all = uniq $all -}}
-{{- if gt (len $all) 1 -}}
-{{- fail "prefill and decode have different dramTier or ssdTier; the prefix store is configured once for all nodes: write them under `workers`" -}}
-{{- end -}}
-{{- $tiers := first $all | fromYaml -}}
-{{- range $field, $_ := $tiers -}}
-{{- include "tandem.requireField" (dict "root" $ "field" (printf "prefix_store.%s" $field) "value" (ternary "dramTier.size" "ssdTier.type" (eq $field "host_bytes")) "write" (ternary "0" "none" (eq $field "host_bytes"))) -}}
-{{- end -}}
-{{- if $tiers }}{{ toYaml (dict "prefix_store" $tiers) }}{{ else }}{}{{ end -}}
+{{- $store := dict -}}
+{{- if $host }}{{ $_ := set $store "host_bytes" $host }}{{ end -}}
+{{- if $disk }}{{ $_ := set $store "disk_bytes" $disk }}{{ $_ := set $store "disk_path" "/var/lib/tandem/ssd" }}{{ end -}}
+{{- if $store }}{{ toYaml (dict "prefix_store" $store) }}{{ else }}{}{{ end -}}
 {{- end -}}
 
-{{/* dict name, shape */}}
+{{/* A shape of pods: bytes of its tiers, as text. */}}
 {{- define "tandem.shapeTiers" -}}
-{{- $dram := include "tandem.bytes" (dict "quantity" .shape.dramTier.size "name" "dramTier.size") | int64 -}}
-{{- $tiers := dict -}}
-{{- if $dram }}{{ $_ := set $tiers "host_bytes" $dram }}{{ end -}}
-{{- if ne .shape.ssdTier.type "none" -}}
-{{- $_ := set $tiers "disk_bytes" (include "tandem.ssdCapBytes" .shape | int64) -}}
-{{- $_ := set $tiers "disk_path" "/var/lib/tandem/ssd" -}}
-{{- end -}}
-{{- toYaml $tiers -}}
+host: {{ include "tandem.bytes" (dict "quantity" .dramTier.size "name" "dramTier.size") | quote }}
+disk: {{ if eq .ssdTier.type "none" }}"0"{{ else }}{{ include "tandem.ssdCapBytes" . | quote }}{{ end }}
 {{- end -}}
 
-{{/* A shape of pods: what the engine may fill of the SSD tier, which is less than the volume holds. */}}
+{{/* dict root, shape: labels of its nodes in Ray. Where kinds of pods have different tiers, they say which. */}}
+{{- define "tandem.rayLabels" -}}
+{{- $all := list -}}
+{{- range $name, $shape := include "tandem.shapes" .root | fromYaml -}}
+{{- $all = append $all (include "tandem.shapeTiers" $shape) -}}
+{{- end -}}
+{{- $labels := deepCopy .shape.rayLabels -}}
+{{- if gt (len (uniq $all)) 1 -}}
+{{- $tiers := include "tandem.shapeTiers" .shape | fromYaml -}}
+{{- $_ := set $labels "tandem.dev/store-host-bytes" $tiers.host -}}
+{{- $_ := set $labels "tandem.dev/store-disk-bytes" $tiers.disk -}}
+{{- end -}}
+{{- toYaml $labels -}}
+{{- end -}}
+
+{{/* A shape of pods: what its store may fill of the SSD tier, which is less than the volume holds. */}}
 {{- define "tandem.ssdCapBytes" -}}
 {{- $size := include "tandem.bytes" (dict "quantity" .ssdTier.size "name" "ssdTier.size") | int64 -}}
 {{- div (mul $size (sub 100 (int .ssdTier.reservePercent))) 100 -}}
-{{- end -}}
-
-{{/* dict root, field, value, write: fails when this version of Tandem has no such field in its configuration. */}}
-{{- define "tandem.requireField" -}}
-{{- $known := .root.Files.Get "files/config-fields.txt" | splitList "\n" -}}
-{{- if not (or .root.Values.compatibility.allowUnknownFields (has .field $known)) -}}
-{{- fail (printf "%s needs %s in the configuration, which Tandem %s does not have: write %s, or, for an image that has it, compatibility.allowUnknownFields: true" .value .field .root.Chart.AppVersion .write) -}}
-{{- end -}}
 {{- end -}}
 
 {{/* What the cluster is to start with: in KEDA's mode as many workers as there may be, for its pods decide. */}}

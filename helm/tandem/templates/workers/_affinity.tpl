@@ -1,6 +1,7 @@
 {{/* Where a worker's pods may go. */}}
 
-{{/* dict root, name, shape: the shape's own affinity, and its wish to share an NVLink domain and a rack with its peers. */}}
+{{/* dict root, name, shape: the shape's own affinity, its wish to share an NVLink domain and a rack with its peers, and
+     that two pods do not share a directory of a node, which is one store's. */}}
 {{- define "tandem.workerAffinity" -}}
 {{- $affinity := deepCopy .shape.affinity -}}
 {{- $topology := .root.Values.topology -}}
@@ -20,6 +21,12 @@
 {{- if $required }}{{ $_ := set $pod "requiredDuringSchedulingIgnoredDuringExecution" $required }}{{ end -}}
 {{- if $preferred }}{{ $_ := set $pod "preferredDuringSchedulingIgnoredDuringExecution" $preferred }}{{ end -}}
 {{- if $pod }}{{ $_ := set $affinity "podAffinity" $pod }}{{ end -}}
+{{- if eq .shape.ssdTier.type "hostPath" -}}
+{{- $anti := default dict $affinity.podAntiAffinity -}}
+{{- $apart := append (default list $anti.requiredDuringSchedulingIgnoredDuringExecution) (dict "labelSelector" $peers "topologyKey" "kubernetes.io/hostname") -}}
+{{- $_ := set $anti "requiredDuringSchedulingIgnoredDuringExecution" $apart -}}
+{{- $_ := set $affinity "podAntiAffinity" $anti -}}
+{{- end -}}
 {{- toYaml $affinity -}}
 {{- end -}}
 

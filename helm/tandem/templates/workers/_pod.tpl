@@ -149,7 +149,7 @@ volumeMounts:
 - {{ .shape.metricsPort | quote }}
 - --label
 - node=$(NODE_NAME)
-{{- range $key, $value := .shape.rayLabels }}
+{{- range $key, $value := include "tandem.rayLabels" (dict "root" .root "shape" .shape) | fromYaml }}
 - --label
 - {{ printf "%s=%s" $key $value | quote }}
 {{- end }}

@@ -1,16 +1,13 @@
 {{/* Memory and disks of a worker's pod. */}}
 
-{{/* A shape: bytes of /dev/shm: what processes share, and the DRAM tier. */}}
-{{- define "tandem.sharedMemoryBytes" -}}
-{{- $shared := include "tandem.bytes" (dict "quantity" .sharedMemory "name" "sharedMemory") | int64 -}}
-{{- $tier := include "tandem.bytes" (dict "quantity" .dramTier.size "name" "dramTier.size") | int64 -}}
-{{- add $shared $tier -}}
-{{- end -}}
-
-{{/* dict root, shape: requests and limits; /dev/shm counts as memory, an emptyDir SSD tier as ephemeral storage. */}}
+{{/* dict root, shape: requests and limits. /dev/shm and the DRAM tier, which is no file, count as memory; an emptyDir SSD
+     tier counts as ephemeral storage. */}}
 {{- define "tandem.workerResources" -}}
 {{- $resources := .shape.resources -}}
-{{- $memory := add (include "tandem.bytes" (dict "quantity" $resources.memory "name" "resources.memory") | int64) (include "tandem.sharedMemoryBytes" .shape | int64) -}}
+{{- $memory := 0 -}}
+{{- range $name, $quantity := dict "resources.memory" $resources.memory "sharedMemory" .shape.sharedMemory "dramTier.size" .shape.dramTier.size -}}
+{{- $memory = add $memory (include "tandem.bytes" (dict "quantity" $quantity "name" $name) | int64) -}}
+{{- end -}}
 {{- $disk := include "tandem.bytes" (dict "quantity" $resources.ephemeralStorage "name" "resources.ephemeralStorage") | int64 -}}
 {{- if eq .shape.ssdTier.type "emptyDir" -}}
 {{- $disk = add $disk (include "tandem.bytes" (dict "quantity" .shape.ssdTier.size "name" "ssdTier.size") | int64) -}}
@@ -47,7 +44,7 @@
 - name: shared-memory
   emptyDir:
     medium: Memory
-    sizeLimit: {{ include "tandem.mebibytes" (include "tandem.sharedMemoryBytes" .shape) }}
+    sizeLimit: {{ include "tandem.mebibytes" (include "tandem.bytes" (dict "quantity" .shape.sharedMemory "name" "sharedMemory")) }}
 {{- include "tandem.modelVolumes" .root }}
 {{- include "tandem.ssdVolume" .shape.ssdTier }}
 {{- with .shape.extraVolumes }}
