@@ -20,6 +20,8 @@ from tandem.errors import LinkClosed, TransportError
 logger = logging.getLogger(__name__)
 
 _MAX_SLABS = 1024
+_MAX_ACKS = 16
+"""Messages that are acknowledged together at most, and only while the next one is here already."""
 _UCRED = struct.Struct("3i")
 
 
@@ -44,6 +46,11 @@ class ShmSource:
         self._on_closed = on_closed
         self._slabs: dict[int, Bytes] = {}
         self._acks: list[bytes] = []
+        self._watching_output = False
+        self._hang_up = select.poll()
+        self._hang_up.register(sock, select.POLLRDHUP)
+        self._more = select.poll()
+        self._more.register(sock, select.POLLIN)
 
     def start(self) -> None:
         """Watches the socket."""
@@ -60,10 +67,10 @@ class ShmSource:
     def _on_ready(self, events: int) -> None:
         """Takes one frame: other connections get their turn between two large copies."""
         try:
-            if events & select.EPOLLOUT:
-                self._flush()
             if events & (select.EPOLLIN | EVENTS_ERROR) and not self._take():
                 self.end()
+            elif len(self._acks) >= _MAX_ACKS or not self._more.poll(0):
+                self._flush()
         except BlockingIOError:
             return
         except (ConnectionError, LinkClosed) as exc:
@@ -117,7 +124,6 @@ class ShmSource:
         if targets is not None:
             placing.landed(self._sink, frame.header, self._copy(frame, targets, sources))
         self._acks.append(AckFrame(number=frame.number).pack())
-        self._flush()
 
     def _copy(self, frame: MessageFrame, targets: list[Bytes], sources: list[Bytes]) -> TransportError | None:
         expected = frame.header.digest
@@ -134,19 +140,23 @@ class ShmSource:
 
     def _hung_up(self) -> bool:
         """Whether the source closed its end, after which its memory may change."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLRDHUP)
-        return bool(poll.poll(0))
+        return bool(self._hang_up.poll(0))
 
     def _flush(self) -> None:
+        """Acknowledges; on a busy machine each one wakes the source up, so several go together."""
         while self._acks:
             try:
                 self._sock.send(self._acks[0], socket.MSG_NOSIGNAL)
             except BlockingIOError:
-                self._thread.modify(self._sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+                self._watch_output(True)
                 return
             self._acks.pop(0)
-        self._thread.modify(self._sock.fileno(), select.EPOLLIN)
+        self._watch_output(False)
+
+    def _watch_output(self, wanted: bool) -> None:
+        if wanted != self._watching_output:
+            self._watching_output = wanted
+            self._thread.modify(self._sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
 
 def _close_all(fds: list[int]) -> None:
