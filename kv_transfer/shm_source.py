@@ -174,5 +174,3 @@ class ShmSource:
 def _close_all(fds: list[int]) -> None:
     for fd in fds:
         socket.close(fd)
-
-
