@@ -10,6 +10,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import threading
 from bisect import bisect_right
 
 import numpy as np
@@ -61,12 +62,13 @@ class Slab:
 
 
 class SlabTable:
-    """Finds the slab that holds a piece of memory, by address."""
+    """Finds the slab that holds a piece of memory, by address. Thread-safe."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._slabs: list[Slab] = []
         self._ids = itertools.count(1)
+        self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> Slab:
         """A new slab that `find` knows. Raises OSError when memory runs out."""
@@ -79,9 +81,10 @@ class SlabTable:
         self._insert(Slab(next(self._ids), os.dup(fd), view))
 
     def _insert(self, slab: Slab) -> None:
-        index = bisect_right(self._starts, slab.start)
-        self._starts.insert(index, slab.start)
-        self._slabs.insert(index, slab)
+        with self._lock:
+            index = bisect_right(self._starts, slab.start)
+            self._starts.insert(index, slab.start)
+            self._slabs.insert(index, slab)
 
     def transient(self, num_bytes: int) -> Slab:
         """A new slab for one message, which `find` does not know."""
@@ -90,18 +93,20 @@ class SlabTable:
     def find(self, view: Bytes) -> tuple[Slab, int] | None:
         """The slab that holds all of `view`, and the offset in it."""
         address = int(view.ctypes.data)
-        index = bisect_right(self._starts, address) - 1
-        if index < 0:
-            return None
-        slab, offset = self._slabs[index], address - self._starts[index]
+        with self._lock:
+            index = bisect_right(self._starts, address) - 1
+            if index < 0:
+                return None
+            slab, offset = self._slabs[index], address - self._starts[index]
         return (slab, offset) if offset + view.nbytes <= slab.num_bytes else None
 
     def close(self) -> None:
         """Closes all slabs of `add`."""
-        for slab in self._slabs:
-            slab.close()
-        self._slabs.clear()
-        self._starts.clear()
+        with self._lock:
+            for slab in self._slabs:
+                slab.close()
+            self._slabs.clear()
+            self._starts.clear()
 
 
 def map_peer(fd: int) -> Bytes:

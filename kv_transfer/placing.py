@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from kv_transfer.device_memory import Memory, as_memory
 from kv_transfer.segments import Bytes, as_bytes, check_segments
 from kv_transfer.transport import MessageHeader, Sink
 from tandem.errors import TransportError
@@ -23,6 +24,11 @@ def place(sink: Sink, header: MessageHeader) -> list[Bytes] | None:
     A sink that raises has placed nothing; one that names memory of the wrong size or kind has, and is told so.
     """
     return _placed(sink, header, as_bytes)
+
+
+def place_memory(sink: Sink, header: MessageHeader) -> list[Memory] | None:
+    """The same for memory of the host or of a GPU, whichever the sink names."""
+    return _placed(sink, header, as_memory)
 
 
 def place_tensors(sink: Sink, header: MessageHeader, device: torch.device) -> list[torch.Tensor] | None:

@@ -79,8 +79,10 @@ class ProgressThread:
         with self._lock:
             if self._stopping:
                 return False
+            is_first = not self._calls
             self._calls.append(call)
-            os.eventfd_write(self._wake_fd, 1)
+            if is_first:  # the thread sleeps only when there are none, so earlier ones have woken it
+                os.eventfd_write(self._wake_fd, 1)
         return True
 
     def run_and_wait(self, call: Callable[[], None], timeout_s: float) -> bool:

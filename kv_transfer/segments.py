@@ -62,12 +62,15 @@ def walk(
 
 def copy(targets: Sequence[Bytes], sources: Sequence[Bytes], *, with_digest: bool) -> int:
     """Copies with the GIL free; returns the digest of what now lies in `targets`, or 0 when not asked for one."""
+    if not with_digest:
+        for target, source in walk(targets, sources, sys.maxsize):
+            np.copyto(target, source)
+        return 0
     hasher = xxhash.xxh3_64()
-    for target, source in walk(targets, sources, _COPY_BYTES if with_digest else sys.maxsize):
+    for target, source in walk(targets, sources):
         np.copyto(target, source)
-        if with_digest:
-            hasher.update(target.data)
-    return finish(hasher) if with_digest else 0
+        hasher.update(target.data)
+    return finish(hasher)
 
 
 def digest_bytes(views: Sequence[Bytes]) -> int:

@@ -1,4 +1,9 @@
-"""The sending half of the shared-memory transport: one link, one socket, frames out and acknowledgements in."""
+"""The sending half of the shared-memory transport: one link, one socket, frames out and acknowledgements in.
+
+A message whose memory the peer can map leaves on the caller's thread, without waking the transport's: on a busy machine
+each wake-up costs more than copying a layer. What must be gathered, or does not fit the socket or the window, waits
+for the transport's thread. Futures end outside of the link's lock, because their callbacks may send.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,12 @@ import errno
 import logging
 import select
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -25,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_UNDER_WAY = 64
 _CLOSE_WAIT_S = 0.7
+
+_Place: TypeAlias = tuple[Slab, int, int]
+"""A slab, an offset in it and a length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +55,8 @@ class ShmLink:
         self._thread = thread
         self._on_closed = on_closed
         self._outbox = Outbox()
+        self._lock = threading.Lock()
+        self._watching_output = False
         self._waiting: deque[_Send] = deque()
         self._frames: deque[tuple[bytes, int | None]] = deque()
         self._given: set[int] = set()
@@ -67,7 +79,7 @@ class ShmLink:
         except TransportError as error:
             self._outbox.finish(number, error)
             return future
-        if not self._thread.post(lambda: self._enqueue(send)):
+        if not self._send_now(send) and not self._thread.post(lambda: self._enqueue(send)):
             self._outbox.close("the transport is closed")
         return future
 
@@ -86,16 +98,17 @@ class ShmLink:
 
         In this order: the receiver takes a message for landed only if the socket was still open after its copy.
         """
-        if self._sock.fileno() < 0:
-            return
-        self._thread.unregister(self._sock.fileno())
-        self._sock.close()
-        self._waiting.clear()
-        self._frames.clear()
-        for slab in self._under_way.values():
-            if slab is not None:
-                slab.close()
-        self._under_way.clear()
+        with self._lock:
+            if self._sock.fileno() < 0:
+                return
+            self._thread.unregister(self._sock.fileno())
+            self._sock.close()
+            self._waiting.clear()
+            self._frames.clear()
+            for slab in self._under_way.values():
+                if slab is not None:
+                    slab.close()
+            self._under_way.clear()
         self._outbox.close(reason)
         self._on_closed(self)
 
@@ -113,7 +126,7 @@ class ShmLink:
             if events & (select.EPOLLIN | EVENTS_ERROR):
                 self._read_acks()
             if events & select.EPOLLOUT:
-                self._flush()
+                self._pump()
         except (OSError, TransportError) as exc:
             self.end(f"the peer is gone: {exc}")
 
@@ -132,41 +145,84 @@ class ShmLink:
             self._acknowledged(frame.number)
 
     def _acknowledged(self, number: int) -> None:
-        transient = self._under_way.pop(number)
-        if transient is not None:
-            self._frames.append((ForgetFrame(slab_id=transient.slab_id).pack(), None))
-            transient.close()
+        with self._lock:
+            transient = self._under_way.pop(number)
+            if transient is not None:
+                self._frames.append((ForgetFrame(slab_id=transient.slab_id).pack(), None))
+                transient.close()
         self._outbox.finish(number)
 
+    def _send_now(self, send: _Send) -> bool:
+        """Sends from the caller's thread. False when the transport's thread must."""
+        with self._lock:
+            if self._sock.fileno() < 0 or self._waiting or self._frames or len(self._under_way) >= _MAX_UNDER_WAY:
+                return False
+            places = self._places(send.views)
+            if places is None:
+                return False
+            self._frame(send, places, None)
+            try:
+                is_sent = self._flush()
+            except OSError as exc:
+                logger.debug("a send failed, the transport's thread will end the link: %s", exc)
+                is_sent = False
+        if not is_sent:
+            self._thread.post(self._pump_guarded)
+        return True
+
     def _enqueue(self, send: _Send) -> None:
-        if self._outbox.closed:
-            return
-        self._waiting.append(send)
+        with self._lock:
+            if self._sock.fileno() < 0:
+                return
+            self._waiting.append(send)
+        self._pump_guarded()
+
+    def _pump_guarded(self) -> None:
         try:
             self._pump()
         except (OSError, TransportError) as exc:
             self.end(f"the peer is gone: {exc}")
 
     def _pump(self) -> None:
-        while self._waiting and len(self._under_way) < _MAX_UNDER_WAY:
-            send = self._waiting.popleft()
+        """Sends what waits, as far as the window and the socket take it; on the transport's thread."""
+        while (send := self._next_waiting()) is not None:
             try:
-                self._frame(send)
+                places, transient = self._readable(send)
             except OSError as exc:
                 self._outbox.finish(send.number, TransportError(f"no memory to send from: {exc}"))
-        self._flush()
+                continue
+            with self._lock:
+                self._frame(send, places, transient)
+        with self._lock:
+            if self._sock.fileno() >= 0:
+                self._watch_output(not self._flush())
 
-    def _frame(self, send: _Send) -> None:
+    def _next_waiting(self) -> _Send | None:
+        with self._lock:
+            if self._waiting and len(self._under_way) < _MAX_UNDER_WAY:
+                return self._waiting.popleft()
+            return None
+
+    def _places(self, views: Sequence[Bytes]) -> list[_Place] | None:
+        """Where in our slabs the payload lies; None when some of it does not, or it has too many pieces."""
+        if len(views) > MAX_PIECES:
+            return None
+        found = [self._slabs.find(view) for view in views]
+        places = [(*place, view.nbytes) for place, view in zip(found, views, strict=True) if place]
+        return places if len(places) == len(views) else None
+
+    def _readable(self, send: _Send) -> tuple[list[_Place], Slab | None]:
+        """Where the peer can read the payload: where it lies, or else in a slab of its own, into which it is copied."""
+        places = self._places(send.views)
+        if places is not None:
+            return places, None
+        transient = self._slabs.transient(send.header.num_bytes)
+        copy([transient.view], send.views, with_digest=False)
+        self._outbox.gathered()
+        return [(transient, 0, send.header.num_bytes)], transient
+
+    def _frame(self, send: _Send, places: list[_Place], transient: Slab | None) -> None:
         """Queues the frames of one message: the slabs that the peer does not have yet, then the message."""
-        found = [self._slabs.find(view) for view in send.views] if len(send.views) <= MAX_PIECES else [None]
-        transient: Slab | None = None
-        if None in found:
-            transient = self._slabs.transient(send.header.num_bytes)
-            copy([transient.view], send.views, with_digest=False)
-            self._outbox.gathered()
-            places = [(transient, 0, send.header.num_bytes)]
-        else:
-            places = [(*place, view.nbytes) for place, view in zip(found, send.views, strict=True) if place]
         for slab, _, _ in places:
             if slab.slab_id not in self._given:
                 self._frames.append((SlabFrame(slab_id=slab.slab_id).pack(), slab.fd))
@@ -177,7 +233,8 @@ class ShmLink:
         self._under_way[send.number] = transient
         self._frames.append((frame.pack(), None))
 
-    def _flush(self) -> None:
+    def _flush(self) -> bool:
+        """Sends frames. False when the socket is full."""
         while self._frames:
             data, fd = self._frames[0]
             try:
@@ -188,9 +245,11 @@ class ShmLink:
             except OSError as exc:
                 if exc.errno not in (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS):
                     raise
-                self._thread.modify(self._sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
-                return
+                return False
             self._frames.popleft()
-        self._thread.modify(self._sock.fileno(), select.EPOLLIN)
+        return True
 
-
+    def _watch_output(self, wanted: bool) -> None:
+        if wanted != self._watching_output:
+            self._watching_output = wanted
+            self._thread.modify(self._sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))

@@ -65,7 +65,7 @@ class MessageFrame:
 Frame: TypeAlias = SlabFrame | ForgetFrame | AckFrame | MessageFrame
 
 
-def unpack(data: bytes) -> Frame:
+def unpack(data: bytes | memoryview) -> Frame:
     """The frame in one packet. Raises TransportError for anything malformed."""
     kind = data[0] if data else None
     if kind == _KIND_MESSAGE:
@@ -82,7 +82,7 @@ def unpack(data: bytes) -> Frame:
     raise TransportError(f"an unknown frame of kind {kind}")
 
 
-def _unpack_message(data: bytes) -> MessageFrame:
+def _unpack_message(data: bytes | memoryview) -> MessageFrame:
     if len(data) < _MESSAGE.size or (len(data) - _MESSAGE.size) % _PIECE.size:
         raise TransportError(f"a malformed message frame of {len(data)} bytes")
     _, number, packed = _MESSAGE.unpack_from(data)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
+from kv_transfer.device_memory import Memory
 from kv_transfer.segments import Bytes
 
 _MIN_BYTES = 64 << 10
@@ -26,8 +28,16 @@ class StagingPool:
             return free.pop()[:num_bytes]
         return np.empty(size, dtype=np.uint8)[:num_bytes]
 
-    def give_back(self, buffer: Bytes) -> None:
-        """Returns a buffer of `take`; the caller must not use it any more."""
+    def take_on(self, device: torch.device, num_bytes: int) -> Memory:
+        """The same on a device; torch keeps a GPU's returned buffers by itself."""
+        if device.type == "cpu":
+            return self.take(num_bytes)
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+    def give_back(self, buffer: Memory) -> None:
+        """Returns a buffer of `take` or `take_on`; the caller must not use it any more."""
+        if isinstance(buffer, torch.Tensor):
+            return
         whole = buffer.base
         if isinstance(whole, np.ndarray) and self._free_bytes + whole.nbytes <= _KEPT_BYTES:
             self._free.setdefault(whole.nbytes, []).append(whole)

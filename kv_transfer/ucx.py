@@ -19,8 +19,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import torch
 
+from kv_transfer import device_memory
 from kv_transfer.host import open_process, own_identity
 from kv_transfer.progress import ProgressThread
+from kv_transfer.segments import HOST
 from kv_transfer.staging import StagingPool
 from kv_transfer.transport import Sink
 from kv_transfer.ucx_link import UcxLink
@@ -84,12 +86,17 @@ class _Engine:
 
 
 class UcxTransport:
-    """See `kv_transfer.transport.Transport`. `tls` is UCX's list of transports; None takes UCX_TLS or the default."""
+    """See `kv_transfer.transport.Transport`. `tls` is UCX's list of transports; None takes UCX_TLS or the default.
+
+    With a CUDA `device`, `allocate` gives memory of it, and segments there are sent and placed as they lie.
+    """
 
     name = "ucx"
 
-    def __init__(self, *, worker_id: WorkerId, tls: str | None = None) -> None:
-        worker = Worker(tls)
+    def __init__(self, *, worker_id: WorkerId, tls: str | None = None, device: torch.device = HOST) -> None:
+        device_memory.prepare_thread(device)
+        worker = Worker(tls, cuda=device != HOST)
+        self._device = device
         self._engine = _Engine(worker)
         self._identity = own_identity()
         self._address = pack_address(self._identity, worker.address())
@@ -99,6 +106,7 @@ class UcxTransport:
         self._staging = StagingPool()
         self._thread = ProgressThread(f"ucx-{worker_id}", self._engine)
         self._thread.register(worker.fd, select.EPOLLIN, lambda _: None)
+        self._thread.post(lambda: device_memory.prepare_thread(device))
         self._thread.start()
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
@@ -109,10 +117,12 @@ class UcxTransport:
         with self._lock:
             self._check_open()
         try:
+            if self._device != HOST:
+                return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, RuntimeError) as exc:
             raise TransportError(f"{num_bytes} bytes of memory cannot be had: {exc}") from exc
         return torch.frombuffer(memory, dtype=torch.uint8)
 

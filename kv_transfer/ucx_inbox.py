@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kv_transfer.device_memory import Memory
 from kv_transfer.segments import Bytes
 from kv_transfer.transport import MessageHeader
 from kv_transfer.ucx_native import Worker
@@ -38,8 +39,8 @@ class Incoming:
     number: int
     source: Source
     request: Any
-    targets: list[Bytes] | None
-    staging: Bytes | None
+    targets: list[Memory] | None
+    staging: Memory | None
     cancelled: bool = False
     withdrawn: bool = False
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from kv_transfer import device_memory
+from kv_transfer.device_memory import Memory
 from kv_transfer.outbox import Outbox
 from kv_transfer.progress import ProgressThread
-from kv_transfer.segments import Bytes, as_bytes, copy
 from kv_transfer.staging import StagingPool
 from kv_transfer.transport import LinkStats, MessageHeader
 from kv_transfer.ucx_native import RENDEZVOUS_BYTES, Endpoint
@@ -33,7 +34,9 @@ _CLOSE_WAIT_S = 0.7
 class _Send:
     number: int
     header: MessageHeader
-    views: Sequence[Bytes]
+    views: Sequence[Memory]
+    wait_written: Callable[[], None]
+    """Returns when what wrote the memory is done with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +44,8 @@ class _UnderWay:
     """Requests that UCX holds, and the memory that it may read until they complete."""
 
     requests: Sequence[Any]
-    memory: Sequence[Bytes]
-    staging: Bytes | None = None
+    memory: Sequence[Memory]
+    staging: Memory | None = None
 
     def completed(self) -> bool:
         return all(request.completed for request in self.requests)
@@ -86,7 +89,9 @@ class UcxLink:
         if number is None:
             return future
         try:
-            send = _Send(number=number, header=header, views=as_bytes(segments, header.num_bytes))
+            views = device_memory.as_memory(segments, header.num_bytes)
+            wait_written = device_memory.mark(device_memory.device_of(views))
+            send = _Send(number=number, header=header, views=views, wait_written=wait_written)
         except TransportError as error:
             self._outbox.finish(number, error)
             return future
@@ -199,17 +204,26 @@ class UcxLink:
         return started
 
     def _start(self, send: _Send) -> None:
+        try:
+            payload, staging = self._payload(send)
+        except RuntimeError as exc:  # torch's error for a GPU without memory or out of order
+            self._outbox.finish(send.number, TransportError(f"the GPU could not give the payload: {exc}"))
+            return
         control = self._control(Announce(nonce=self._nonce, number=send.number, header=send.header).pack())
-        staging = None
-        if len(send.views) > 1:
-            staging = self._staging.take(send.header.num_bytes)
-            copy([staging], send.views, with_digest=False)
-            self._outbox.gathered()
-        payload = staging if staging is not None else send.views[0]
         request = self._endpoint.send(payload, payload_tag(self._nonce, send.number))
         self._under_way[send.number] = _UnderWay(
             requests=[*control.requests, request], memory=[*control.memory, payload], staging=staging
         )
+
+    def _payload(self, send: _Send) -> tuple[Memory, Memory | None]:
+        """The message's bytes in one piece, and the staging buffer that they are in, if any."""
+        send.wait_written()
+        if len(send.views) == 1:
+            return send.views[0], None
+        staging = self._staging.take_on(device_memory.device_of(send.views), send.header.num_bytes)
+        device_memory.gather(send.views, staging)
+        self._outbox.gathered()
+        return staging, staging
 
     def _control(self, message: bytes) -> _UnderWay:
         view = np.frombuffer(message, dtype=np.uint8)

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kv_transfer.segments import Bytes
+from kv_transfer.device_memory import CUDA_TLS, Memory
 from tandem.errors import TransportError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Endpoint:
         self.reads_remote = "read from remote" in info
         """Whether large payloads are fetched by the receiver from the sender's memory, without the sender's help."""
 
-    def send(self, view: Bytes, tag: int) -> Any:
+    def send(self, view: Memory, tag: int) -> Any:
         """Starts a tagged send; the request has `completed` and `check_error()`. `view` must live until then."""
         return self._native.tag_send(_Array(view), _ucxx.UCXXTag(tag))
 
@@ -57,10 +57,10 @@ class Endpoint:
 class Worker:
     """A UCX context and worker in wake-up mode. Raises TransportError when UCX cannot be started with `tls`."""
 
-    def __init__(self, tls: str | None) -> None:
+    def __init__(self, tls: str | None, *, cuda: bool = False) -> None:
         config = {"RNDV_THRESH": str(RENDEZVOUS_BYTES)}
         if tls is not None or "UCX_TLS" not in os.environ:
-            config["TLS"] = tls or DEFAULT_TLS
+            config["TLS"] = tls or (f"{DEFAULT_TLS},{CUDA_TLS}" if cuda else DEFAULT_TLS)
         features = (_ucxx.Feature.TAG, _ucxx.Feature.WAKEUP)
         try:
             self._context: Any = _ucxx.UCXContext(config, feature_flags=features)
@@ -104,7 +104,7 @@ class Worker:
         found = self._worker.tag_probe(_ucxx.UCXXTag(tag), _ucxx.UCXXTagMask(mask), remove=True)
         return found if found.matched else None
 
-    def receive(self, view: Bytes, probed: Any) -> Any:
+    def receive(self, view: Memory, probed: Any) -> Any:
         """Starts to receive a probed message into `view`, which must have its length."""
         return self._worker.tag_recv_with_handle(_Array(view), probed)
 

@@ -2,7 +2,8 @@
 
 A payload is received straight into the placed memory only where the link's large payloads are fetched by this side
 (cma, RDMA read) and the memory is one piece: such a receive ends by itself, whatever the sender does. All others go
-through a staging buffer, which a stuck sender may hold for ever while the placed memory is free at once.
+through a staging buffer where the placed memory lies (on a GPU always: how UCX moves it is not known beforehand),
+which a stuck sender may hold for ever while the placed memory is free at once.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
-from kv_transfer import placing
+from kv_transfer import device_memory, placing
+from kv_transfer.device_memory import Memory
 from kv_transfer.host import ProcessIdentity, open_process
 from kv_transfer.progress import ProgressThread
-from kv_transfer.segments import Bytes, check_digest, copy, digest_bytes
+from kv_transfer.segments import HOST, Bytes, check_digest
 from kv_transfer.staging import StagingPool
 from kv_transfer.transport import Sink
 from kv_transfer.ucx_inbox import ControlInbox, Incoming, Quiesce, Source, readable
@@ -200,12 +202,18 @@ class UcxReceiver:
         if header.num_bytes >= RENDEZVOUS_BYTES and self._is_dead(source):
             self._throw_away(probed)
             return
-        targets = placing.place(self._sink, header)
+        targets = placing.place_memory(self._sink, header)
         if targets is None:
             self._throw_away(probed)
             return
-        direct = len(targets) == 1 and source.reads_remote
-        staging = None if direct else self._staging.take(header.num_bytes)
+        device = device_memory.device_of(targets)
+        direct = len(targets) == 1 and source.reads_remote and device == HOST
+        try:
+            staging = None if direct else self._staging.take_on(device, header.num_bytes)
+        except RuntimeError as exc:  # torch's error for a GPU without memory
+            placing.landed(self._sink, header, TransportError(f"no memory to receive into: {exc}"))
+            self._throw_away(probed)
+            return
         request = self._worker.receive(targets[0] if staging is None else staging, probed)
         self._incoming.add(
             Incoming(
@@ -281,7 +289,7 @@ class UcxReceiver:
                 self._quiescing.remove(waiting)
                 waiting.future.set_result(None)
 
-    def _outcome(self, entry: Incoming, targets: list[Bytes]) -> TransportError | None:
+    def _outcome(self, entry: Incoming, targets: list[Memory]) -> TransportError | None:
         try:
             entry.request.check_error()
         except Exception as exc:  # UCXX's errors derive from Exception, one class per UCX status
@@ -292,9 +300,12 @@ class UcxReceiver:
         if entry.withdrawn:
             return LinkClosed("the source closed the link while its message was read")
         wanted = entry.header.digest
-        if entry.staging is not None:
-            return check_digest(wanted, copy(targets, [entry.staging], with_digest=wanted != 0))
-        return check_digest(wanted, digest_bytes(targets)) if wanted else None
+        if entry.staging is None:
+            return check_digest(wanted, device_memory.digest_memory(targets)) if wanted else None
+        try:
+            return check_digest(wanted, device_memory.scatter(targets, entry.staging, with_digest=wanted != 0))
+        except RuntimeError as exc:  # torch's error for a GPU out of order
+            return TransportError(f"the GPU could not take the payload: {exc}")
 
 
 def _has_failed(request: Any) -> bool:

@@ -381,15 +381,15 @@ class Leg:
             self.changed.set()
         return None
 
-    async def seen(self, kind: str, *, count: int = 1) -> Any:
-        """The newest event, once `count` of this kind have come."""
+    async def seen(self, kind: str, *, count: int = 1, timeout_s: float = SETTLE_S) -> Any:
+        """The newest event, once `count` of this kind have come; `timeout_s` is for each event."""
         while True:
             of_kind = [event for event in self.events if event.WhichOneof("event") == kind]
             if len(of_kind) >= count:
                 return of_kind[-1]
             assert not self.task.done(), f"ended with {self.task.result()!r} before {count} of {kind}"
             self.changed.clear()
-            await asyncio.wait_for(self.changed.wait(), SETTLE_S)
+            await asyncio.wait_for(self.changed.wait(), timeout_s)
 
     async def error(self) -> TandemError | None:
         """How the leg ended."""
@@ -405,6 +405,7 @@ class Legs:
 
     def __init__(self, pair: Pair, prompt: Sequence[int], *, timeout_s: float = 30.0, **sampling: Any) -> None:
         self.pair = pair
+        self.timeout_s = timeout_s
         self.request = make_live_request(prompt, timeout_s=timeout_s, **sampling)
         self.handoff_id = HandoffId(uuid.uuid4().hex)
         self.target = worker_pb2.HandoffTarget(
@@ -425,7 +426,7 @@ class Legs:
     async def open_decode(self) -> Leg:
         message = decode_request_to_proto(self.request, now=time.monotonic(), handoff_id=self.handoff_id)
         self.decode = Leg(call=self.pair.decode_stub.Decode(message))
-        await self.decode.seen("accepted")
+        await self.decode.seen("accepted", timeout_s=self.timeout_s + SETTLE_S)  # it must end by its own deadline
         return self.decode
 
     def open_prefill(self) -> Leg:
