@@ -94,6 +94,12 @@ def test_processes_reach_nobody_else(policies: list[Object], source: str, target
     assert not reaches(policies, of(source), target, port)
 
 
+@pytest.mark.parametrize("source", ["prefill", "decode"])
+@pytest.mark.parametrize("target", ["prefill", "decode"])
+def test_workers_and_stores_of_both_pools_reach_each_other_on_any_port(source: str, target: str) -> None:
+    assert reaches(render({"topology": {"mode": "pool"}}), of(source), target, 49999)
+
+
 def test_clients_reach_the_router_s_two_ports_and_nothing_else(policies: list[Object]) -> None:
     assert reaches(policies, OUTSIDE, "router", 50051)
     assert reaches(policies, OUTSIDE, "router", 8000)
