@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prefill_pool.order import PrefillOrder, due_tickets
 from prefill_pool.sequence import Phase, PrefillSequence
@@ -61,6 +61,27 @@ class FirstOutput:
     steps: tuple[TokenStep, ...]
     num_cached: int
     """Prompt tokens that were not computed."""
+
+
+_FILL = 4
+"""An iteration that ends prompts takes parts of others only up to this fraction of its budget: they would lengthen it,
+and whoever waits for a first token gains nothing by them. Below it, a larger batch costs hardly more."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Batch:
+    """An iteration while it is put together."""
+
+    budget: int
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def room_for(self, sequence: PrefillSequence) -> int:
+        """Most tokens of the next prompt in order; 0 ends the batch, so that nobody overtakes it here."""
+        used = sum(chunk.num_tokens for chunk in self.chunks)
+        left = self.budget - used
+        if sequence.num_expected <= left or not any(chunk.is_last for chunk in self.chunks):
+            return left
+        return max(0, self.budget // _FILL - used)
 
 
 class PrefillScheduler:
@@ -166,10 +187,11 @@ class PrefillScheduler:
         """
         assert not self._executing, "the last plan has not been committed"
         budget = self._max_batch_tokens if most_tokens is None else min(most_tokens, self._max_batch_tokens)
-        chunks: list[Chunk] = []
+        batch = _Batch(budget=budget)
         has_blocks = True
         for sequence in self._order.sort(s for s in self._sequences.values() if s.may_run):
-            if not budget or len(chunks) == self._max_batch_sequences:
+            room = batch.room_for(sequence)
+            if not room or len(batch.chunks) == self._max_batch_sequences:
                 break
             loads: range | None = range(0)
             if sequence.phase is Phase.READY:
@@ -177,11 +199,9 @@ class PrefillScheduler:
             if loads is None:
                 has_blocks = False
                 continue
-            num_tokens = min(budget, sequence.num_left)
-            budget -= num_tokens
-            chunks.append(self._chunk(sequence, num_tokens, loads))
-        self._executing = frozenset(chunk.request.request_id for chunk in chunks)
-        return PrefillPlan(chunks=tuple(chunks))
+            batch.chunks.append(self._chunk(sequence, min(room, sequence.num_left), loads))
+        self._executing = frozenset(chunk.request.request_id for chunk in batch.chunks)
+        return PrefillPlan(chunks=tuple(batch.chunks))
 
     def _start(self, sequence: PrefillSequence) -> range | None:
         """Gives a prompt all its blocks: which of them are to be loaded, or None when there are not enough."""

@@ -45,8 +45,18 @@ def test_a_short_prompt_overtakes_a_long_one_between_two_chunks() -> None:
     run(scheduler)
     scheduler.add(make_request("short", num_prompt_tokens=8, arrival_s=1.0), destination=None)
     plan, done = run(scheduler)
-    assert [(c.request.request_id, c.start, c.num_tokens) for c in plan.chunks] == [("short", 0, 8), ("long", 16, 8)]
+    assert [(c.request.request_id, c.start, c.num_tokens) for c in plan.chunks] == [("short", 0, 8)]
     assert done == ["short"]
+    [chunk] = run(scheduler)[0].chunks
+    assert (chunk.request.request_id, chunk.start) == ("long", 16)
+
+
+def test_a_long_prompt_fills_an_iteration_that_ends_a_short_one_only_to_a_quarter_of_the_budget() -> None:
+    scheduler = make_scheduler(budget=64)
+    scheduler.add(make_request("long", num_prompt_tokens=100), destination=None)
+    scheduler.add(make_request("short", num_prompt_tokens=6), destination=None)
+    plan, _ = run(scheduler)
+    assert [(c.request.request_id, c.num_tokens) for c in plan.chunks] == [("short", 6), ("long", 10)]
 
 
 def test_an_overtaken_prompt_keeps_its_blocks_and_goes_on_where_it_was() -> None:
