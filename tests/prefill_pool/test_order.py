@@ -152,7 +152,7 @@ def test_a_prompt_is_overtaken_only_by_those_that_come_before_its_tokens_over_th
             del waiting[request_id]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_with_few_blocks_too_every_prompt_ends_while_shorter_ones_come_without_end(data: st.DataObject) -> None:
     scheduler = make_scheduler(num_blocks=data.draw(st.integers(10, 20)), budget=8)
