@@ -188,7 +188,10 @@ class DecodeScheduler:
         sequences = [(group, s) for group in self._in_order(Phase.DELIVERED) for s in group.sequences.values()]
         sequences.sort(key=lambda pair: not pair[1].is_running)
         known = {g.request.request_id for g, s in sequences if s.is_running}
-        steps, copies, copying, paused = [], [], set(), set()
+        steps: list[DecodeStep] = []
+        copies: list[BlockCopy] = []
+        copying: set[RequestId] = set()
+        paused: set[RequestId] = set()
         for group, sequence in sequences:
             if len(steps) == self._max_batch_sequences:
                 break
