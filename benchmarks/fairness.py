@@ -204,7 +204,8 @@ def measure(num_rounds: int) -> tuple[dict[str, float], dict[str, float]]:
     for seed in range(num_rounds):
         for name, ageing in ORDERS.items():
             rounds[name].append(asyncio.run(one_round(executor, ageing, seed)))
-    figures, ratios = {}, {}
+    figures: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for name, times in rounds.items():
         more_figures, more_ratios = figures_of(name, times)
         figures |= more_figures
