@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("engine", "transfer", "ranks", "store", "conversations", "startup", "scaling", "recovery")
+NAMES = ("engine", "fairness", "transfer", "ranks", "store", "conversations", "startup", "scaling", "recovery")
 
 
 def _name(text: str) -> str:

@@ -1,18 +1,21 @@
 """Continuous batching for decode: which requests hold blocks, and which choices take part in the next iteration. Pure.
 
-A request passes OFFERED (waits for blocks, first come, first served) > RESERVED (holds the blocks of its prompt and of
+A request passes OFFERED (waits for blocks, in order) > RESERVED (holds the blocks of its prompt and of
 the first part of its outputs; its KV is moving in) > DELIVERED: each of its choices is a sequence, which joins the
 batch when there is room and then runs. Running sequences grow by a few blocks at a time.
 Every grant, to an offer or for a running sequence, keeps the pool in a safe state (`safety.py`), so that all
 can finish whatever length their outputs take: nothing is preempted, dropped or deadlocked. Where a grant would not be
 safe, an offer waits in the queue and a running sequence skips iterations until others give blocks back.
-Sequences join and leave at every iteration. How choices share blocks is `group.py`'s.
+Order is that of arrival, where each level of priority counts like `PRIORITY_S` seconds of it. No offer overtakes one
+that waits, nor a running sequence that skips iterations; so all that were there before somebody finish in the end, and
+nobody starves. Sequences join and leave at every iteration. How choices share blocks is `group.py`'s.
 
 Shape shared with the prefill pool and the simulator: add / schedule / commit / abort / check_invariants.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -80,6 +83,8 @@ class DecodeScheduler:
         self._ended: set[Key] = set()
         self._released: set[RequestId] = set()
         """Ended or released while the batch with them in it runs: freed at commit."""
+        self._paused: frozenset[RequestId] = frozenset()
+        """Those with a sequence that found no block when the newest plan was made."""
 
     @property
     def num_running(self) -> int:
@@ -138,11 +143,12 @@ class DecodeScheduler:
         self._groups[request.request_id] = DecodeGroup(request=request, block_size=self._block_size)
 
     def reserve(self) -> tuple[RequestId, ...]:
-        """Reserves blocks for the oldest offers while there are enough; returns those that now hold them."""
+        """Reserves blocks for the first offers in order while there are enough; returns those that now hold them."""
         reserved = []
-        for request_id, group in self._groups.items():
-            if group.phase is not Phase.OFFERED:
-                continue
+        last_s = min((self._groups[r].request.order_s for r in self._paused if r in self._groups), default=math.inf)
+        for group in self._in_order(Phase.OFFERED):
+            if group.request.order_s > last_s:
+                break
             num_found = self.pool.match(group.prompt_names)
             if not self.pool.can_allocate(self._num_first_blocks(group) - num_found):
                 break
@@ -152,8 +158,12 @@ class DecodeScheduler:
                 group.release_all(self.pool)
                 break
             group.reserved()
-            reserved.append(request_id)
+            reserved.append(group.request.request_id)
         return tuple(reserved)
+
+    def _in_order(self, phase: Phase) -> list[DecodeGroup]:
+        """The groups of one phase; equal ones as they came."""
+        return sorted((g for g in self._groups.values() if g.phase is phase), key=lambda g: g.request.order_s)
 
     def reservation(self, request_id: RequestId) -> Reservation:
         """The blocks that a reserved request's prompt moves into."""
@@ -170,31 +180,37 @@ class DecodeScheduler:
         group.deliver(first, self.pool)
 
     def schedule(self) -> DecodePlan:
-        """The next batch: what runs and has room for a token, then ready choices in order. May be empty."""
+        """The next batch: what runs and has room for a token, then ready choices, both in order. May be empty.
+
+        Sequences that skip it for want of a block take no place in it: those that can end may be behind them.
+        """
         assert not self._executing, "the last plan has not been committed"
-        sequences = [(group, s) for group in self._groups.values() for s in group.sequences.values()]
-        running = [(group, s) for group, s in sequences if s.is_running]
-        ready = [(group, s) for group, s in sequences if not s.is_running]
-        admitted = ready[: max(0, self._max_batch_sequences - len(running))]
-        newcomers = dict.fromkeys(
-            g.request.request_id for g, _ in admitted if not any(s.is_running for s in g.sequences.values())
-        )
-        for _, sequence in admitted:
-            sequence.is_running = True
-        steps, copies, copying = [], [], set()
-        for group, sequence in [*running, *admitted]:
+        sequences = [(group, s) for group in self._in_order(Phase.DELIVERED) for s in group.sequences.values()]
+        sequences.sort(key=lambda pair: not pair[1].is_running)
+        known = {g.request.request_id for g, s in sequences if s.is_running}
+        steps: list[DecodeStep] = []
+        copies: list[BlockCopy] = []
+        copying: set[RequestId] = set()
+        paused: set[RequestId] = set()
+        for group, sequence in sequences:
+            if len(steps) == self._max_batch_sequences:
+                break
             if not self._may_write(group, sequence):
+                paused.add(group.request.request_id)
                 continue
             if (copy := group.give_room(sequence, self.pool)) is not None:
                 copies.append(copy)
                 copying.add(group.request.request_id)
+            sequence.is_running = True
             steps.append(self._step(group, sequence))
+        self._paused = frozenset(paused)
         self._executing = frozenset(
             (request_id, choice)
             for request_id, group in self._groups.items()
             for choice in group.sequences
             if request_id in copying
         ) | frozenset((step.request.request_id, step.choice) for step in steps)
+        newcomers = dict.fromkeys(s.request.request_id for s in steps if s.request.request_id not in known)
         return DecodePlan(steps=tuple(steps), admitted=tuple(newcomers), copies=tuple(copies))
 
     def _may_write(self, group: DecodeGroup, sequence: DecodeSequence) -> bool:

@@ -237,7 +237,7 @@ class DecodeWorker:
         return incoming
 
     def _reserve(self) -> None:
-        """Gives blocks to the oldest offers, and their tickets to the prefill workers."""
+        """Gives blocks to the first offers in order, and their tickets to the prefill workers."""
         with self._engine.lock:
             reserved = [(self._legs[r], self.scheduler.reservation(r)) for r in self.scheduler.reserve()]
         for leg, blocks in reserved:

@@ -47,6 +47,8 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Mark) -> HostedWor
             max_batch_tokens=config.prefill.max_batch_tokens,
             max_batch_sequences=config.prefill.max_batch_sequences,
             ticket_lookahead_tokens=config.prefill.ticket_lookahead_tokens,
+            ageing_tokens_per_s=config.prefill.ageing_tokens_per_s,
+            max_iteration_s=config.prefill.max_iteration_ms / 1000,
             lease_s=config.transfer.lease_s,
             max_resends=config.transfer.max_resends,
             layers_per_message=config.transfer.layers_per_message,

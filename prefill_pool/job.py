@@ -20,8 +20,11 @@ class PrefillLimits:
     max_batch_tokens: int
     max_batch_sequences: int
     ticket_lookahead_tokens: int
+    ageing_tokens_per_s: float
     lease_s: float
     max_resends: int
+    max_iteration_s: float = 0.0
+    """0: no limit."""
     layers_per_message: int = 0
     digest_every: int = 0
     min_gbps: float = 0.0

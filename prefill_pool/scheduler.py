@@ -1,12 +1,15 @@
 """Which prompt tokens the next iteration computes, and for which prompts to ask for a ticket. Pure.
 
-First come, first served under a token budget. A prompt passes QUEUED > OFFERED (its ticket is asked for) > READY
-(ticket held, or none needed) > RUNNING (has blocks) > COMPUTED (blocks belong to the handoff until released).
+Shortest remaining first with ageing (`order.py`) under a token budget, decided anew for each iteration: a long prompt
+is overtaken between two of its chunks and keeps its blocks. One that finds no blocks lets only started ones pass, which
+will give theirs back. A prompt passes QUEUED > OFFERED (its ticket is asked for) > READY (ticket held, or none needed)
+> RUNNING (has blocks) > COMPUTED (blocks belong to the handoff until released).
 Leading blocks that are cached here are not computed again; those that a `Loan` of the store offers beyond them are
 loaded by whoever executes the chunk, layer by layer, before the layer needs them. A chunk's full blocks are named when
 it is committed. A prompt whose loan is still being fetched is passed over.
-Tickets are asked for in order and only `ticket_lookahead_tokens` ahead of compute for each decode worker, so that a
-full decode worker holds up nobody else's requests and no decode blocks idle behind a long queue here.
+Tickets are asked for in the same order and only where less than `ticket_lookahead_tokens` for the same decode worker
+stand before a prompt, so that a full decode worker holds up nobody else's requests and no decode blocks idle behind a
+long queue here.
 
 Shape shared with the decode pool and the simulator: add / schedule / commit / abort / check_invariants.
 """
@@ -15,8 +18,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from prefill_pool.order import PrefillOrder, due_tickets
 from prefill_pool.sequence import Phase, PrefillSequence
 from tandem.kv.prefix_pool import PrefixPool
 from tandem.types import BlockHash, BlockId, Request, RequestId, SampledToken, TokenStep, WorkerId
@@ -59,6 +63,27 @@ class FirstOutput:
     """Prompt tokens that were not computed."""
 
 
+_FILL = 4
+"""An iteration that ends prompts takes parts of others only up to this fraction of its budget: they would lengthen it,
+and whoever waits for a first token gains nothing by them. Below it, a larger batch costs hardly more."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Batch:
+    """An iteration while it is put together."""
+
+    budget: int
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def room_for(self, sequence: PrefillSequence) -> int:
+        """Most tokens of the next prompt in order; 0 ends the batch, so that nobody overtakes it here."""
+        used = sum(chunk.num_tokens for chunk in self.chunks)
+        left = self.budget - used
+        if sequence.num_expected <= left or not any(chunk.is_last for chunk in self.chunks):
+            return left
+        return max(0, self.budget // _FILL - used)
+
+
 class PrefillScheduler:
     """Owns the queue and the block pool of one prefill worker."""
 
@@ -70,12 +95,14 @@ class PrefillScheduler:
         max_batch_tokens: int,
         max_batch_sequences: int,
         ticket_lookahead_tokens: int,
+        ageing_tokens_per_s: float,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
         self._max_batch_tokens = max_batch_tokens
         self._max_batch_sequences = max_batch_sequences
         self._lookahead = ticket_lookahead_tokens
+        self._order = PrefillOrder(ageing_tokens_per_s=ageing_tokens_per_s)
         self._sequences: dict[RequestId, PrefillSequence] = {}
         self._executing: frozenset[RequestId] = frozenset()
         self._released: set[RequestId] = set()
@@ -111,24 +138,17 @@ class PrefillScheduler:
         """Queues a prompt; without a destination no ticket is needed. The caller has checked that it can ever fit."""
         assert request.request_id not in self._sequences
         phase = Phase.READY if destination is None else Phase.QUEUED
-        self._sequences[request.request_id] = PrefillSequence(request=request, destination=destination, phase=phase)
+        self._sequences[request.request_id] = sequence = PrefillSequence(
+            request=request, destination=destination, phase=phase
+        )
+        self._look_for_hits(sequence)
 
     def wanted_tickets(self) -> tuple[RequestId, ...]:
         """Requests to ask a ticket for now, in order; each is named once."""
-        ahead: dict[WorkerId, int] = {}
-        for sequence in self._sequences.values():
-            if sequence.destination is not None and Phase.QUEUED < sequence.phase < Phase.COMPUTED:
-                ahead[sequence.destination] = ahead.get(sequence.destination, 0) + sequence.num_left
-        wanted = []
-        for request_id, sequence in self._sequences.items():
-            if sequence.phase is not Phase.QUEUED or sequence.destination is None:
-                continue
-            before = ahead.get(sequence.destination, 0)
-            ahead[sequence.destination] = before + sequence.num_left
-            if before < self._lookahead:
-                sequence.phase = Phase.OFFERED
-                wanted.append(request_id)
-        return tuple(wanted)
+        wanted = due_tickets(self._order.sort(self._sequences.values()), self._lookahead)
+        for request_id in wanted:
+            self._sequences[request_id].phase = Phase.OFFERED
+        return wanted
 
     def ticket(self, request_id: RequestId) -> None:
         """The decode worker has reserved blocks for this request. Unknown ones (aborted meanwhile) are fine."""
@@ -147,6 +167,12 @@ class PrefillScheduler:
         sequence = self._sequences.get(request_id)
         if sequence is not None and sequence.phase < Phase.RUNNING:
             sequence.is_fetching, sequence.offered = False, offered
+            self._look_for_hits(sequence)
+
+    def _look_for_hits(self, sequence: PrefillSequence) -> None:
+        names = self.usable_names(sequence.request)
+        num_here = self.pool.match(names)
+        sequence.num_hits = _end_of_hits(sequence.offered, num_here, len(names)) * self.block_size
 
     def usable_names(self, request: Request) -> tuple[BlockHash, ...]:
         """Names of blocks whose KV the prompt may take as it is: not the last one, something must be computed."""
@@ -154,24 +180,28 @@ class PrefillScheduler:
             return ()
         return request.prefix.blocks[: (len(request.prompt_token_ids) - 1) // self.block_size]
 
-    def schedule(self) -> PrefillPlan:
-        """The next batch; started prompts first, then ready ones while budget and blocks last. May be empty."""
+    def schedule(self, *, most_tokens: int | None = None) -> PrefillPlan:
+        """The next batch, in order while budget and blocks last. May be empty.
+
+        `most_tokens` caps this iteration further than `max_batch_tokens` does.
+        """
         assert not self._executing, "the last plan has not been committed"
-        budget = self._max_batch_tokens
-        chunks: list[Chunk] = []
-        started = [s for s in self._sequences.values() if s.phase is Phase.RUNNING]
-        ready = [s for s in self._sequences.values() if s.phase is Phase.READY and s.may_run]
-        for sequence in [*started, *ready]:
-            if not budget or len(chunks) == self._max_batch_sequences:
+        budget = self._max_batch_tokens if most_tokens is None else min(most_tokens, self._max_batch_tokens)
+        batch = _Batch(budget=budget)
+        has_blocks = True
+        for sequence in self._order.sort(s for s in self._sequences.values() if s.may_run):
+            room = batch.room_for(sequence)
+            if not room or len(batch.chunks) == self._max_batch_sequences:
                 break
-            loads = self._start(sequence) if sequence.phase is Phase.READY else range(0)
+            loads: range | None = range(0)
+            if sequence.phase is Phase.READY:
+                loads = self._start(sequence) if has_blocks else None
             if loads is None:
-                break
-            num_tokens = min(budget, sequence.num_left)
-            budget -= num_tokens
-            chunks.append(self._chunk(sequence, num_tokens, loads))
-        self._executing = frozenset(chunk.request.request_id for chunk in chunks)
-        return PrefillPlan(chunks=tuple(chunks))
+                has_blocks = False
+                continue
+            batch.chunks.append(self._chunk(sequence, min(room, sequence.num_left), loads))
+        self._executing = frozenset(chunk.request.request_id for chunk in batch.chunks)
+        return PrefillPlan(chunks=tuple(batch.chunks))
 
     def _start(self, sequence: PrefillSequence) -> range | None:
         """Gives a prompt all its blocks: which of them are to be loaded, or None when there are not enough."""
@@ -184,8 +214,7 @@ class PrefillScheduler:
             return None
         sequence.block_ids, sequence.phase = found + fresh, Phase.RUNNING
         sequence.named = list(found)
-        end = min(sequence.offered.stop, len(names)) if sequence.offered.start <= len(found) else 0
-        loads = range(len(found), max(len(found), end))
+        loads = range(len(found), _end_of_hits(sequence.offered, len(found), len(names)))
         sequence.num_computed = sequence.num_cached = loads.stop * self.block_size
         return loads
 
@@ -267,6 +296,11 @@ class PrefillScheduler:
         for sequence in self._sequences.values():
             assert sequence.phase >= Phase.RUNNING or not sequence.block_ids
             assert sequence.num_left >= 0
+
+
+def _end_of_hits(offered: range, num_here: int, num_usable: int) -> int:
+    """Leading blocks that need not be computed: those here, and those that the store offers right behind them."""
+    return max(num_here, min(offered.stop, num_usable)) if offered.start <= num_here else num_here
 
 
 def _first_steps(request: Request, sampled: Sequence[SampledToken]) -> tuple[TokenStep, ...]:

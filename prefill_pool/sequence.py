@@ -32,6 +32,8 @@ class PrefillSequence:
     block_ids: tuple[BlockId, ...] = ()
     named: list[BlockId] = field(default_factory=list)
     """The blocks found by the names of the prompt's first full blocks: its own, or another's with the same content."""
+    num_hits: int = 0
+    """Leading tokens whose KV was here, or was offered by the store, when that was last looked at."""
     is_fetching: bool = False
     offered: range = range(0)
     """Blocks that the store has ready."""
@@ -51,3 +53,8 @@ class PrefillSequence:
     def num_left(self) -> int:
         """Prompt tokens not yet computed."""
         return len(self.request.prompt_token_ids) - self.num_computed
+
+    @property
+    def num_expected(self) -> int:
+        """Prompt tokens that are probably still to be computed: before the start, hits are left out."""
+        return self.num_left - (self.num_hits if self.phase < Phase.RUNNING else 0)

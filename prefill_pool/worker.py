@@ -24,6 +24,7 @@ from kv_transfer.ticket import Claims
 from kv_transfer.transport import Transport
 from prefill_pool.batch import scores_event, slice_of
 from prefill_pool.job import Job, PrefillLimits, Target
+from prefill_pool.pace import Pace
 from prefill_pool.scheduler import Chunk, FirstOutput, PrefillPlan, PrefillScheduler
 from prefill_pool.store_side import StoreSide
 from prefill_pool.timings import prefill_timings
@@ -74,8 +75,6 @@ class PrefillWorker:
         self.is_draining = False
         self._fingerprint = fingerprint
         self._key = key
-        self._layer_token_s = 0.0
-        """Compute of one token in one layer, as the newest iteration had it; 0 before the first."""
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[RequestId, Job] = {}
@@ -84,12 +83,18 @@ class PrefillWorker:
         self._idle.set()
         self._channels = Channels(key)
         self._block_size = executor.cache.layout.block_size
+        self._pace = Pace(
+            max_iteration_s=limits.max_iteration_s,
+            block_size=self._block_size,
+            max_batch_tokens=limits.max_batch_tokens,
+        )
         self.scheduler = PrefillScheduler(
             PrefixPool(executor.cache.num_blocks),
             block_size=self._block_size,
             max_batch_tokens=limits.max_batch_tokens,
             max_batch_sequences=limits.max_batch_sequences,
             ticket_lookahead_tokens=limits.ticket_lookahead_tokens,
+            ageing_tokens_per_s=limits.ageing_tokens_per_s,
         )
         self._engine: Engine[PrefillPlan, list[tuple[SampledToken, ...]]] = Engine(
             "prefill-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
@@ -149,7 +154,7 @@ class PrefillWorker:
         with self._engine.lock:
             self.scheduler.add(request, destination=None if target is None else target.worker_id)
         job.timer = self._loop.call_later(max(0.0, request.deadline_s - time.monotonic()), self._expire, job)
-        self.store.fetch(job, compute_s_per_token=self._layer_token_s * self.executor.spec.num_layers)
+        self.store.fetch(job, compute_s_per_token=self._pace.token_s)
         self._advance()
         return job
 
@@ -320,7 +325,7 @@ class PrefillWorker:
     # --- engine thread
 
     def _schedule(self) -> PrefillPlan | None:
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(most_tokens=self._pace.budget)
         return plan if plan.chunks else None
 
     def _execute(self, plan: PrefillPlan) -> list[tuple[SampledToken, ...]]:
@@ -331,7 +336,7 @@ class PrefillWorker:
         ]
         layers = self.executor.cache.shard.layers
         shipments = Shipments(layers=layers, layers_per_message=self._limits.layers_per_message)
-        layer_s = self._layer_token_s * plan.num_tokens
+        layer_s = self._pace.token_s / self.executor.spec.num_layers * plan.num_tokens
         for job, chunk in zip(jobs, plan.chunks, strict=True):
             if job is None:
                 continue
@@ -364,7 +369,7 @@ class PrefillWorker:
             self.store.end_loads(plan, jobs, loads)
             self.metrics.load_wait_seconds.observe(loads.waited_s)
         waited_s = 0.0 if loads is None else loads.waited_s
-        self._layer_token_s = (ended_s - now - waited_s) / plan.num_tokens / self.executor.spec.num_layers
+        self._pace.observe(plan.num_tokens, ended_s - now - waited_s)
         self.metrics.iteration(ended_s - now, num_sequences=len(plan.chunks), num_tokens=plan.num_tokens)
         for job, output in zip(jobs, outputs, strict=True):
             if job is not None:

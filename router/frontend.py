@@ -166,6 +166,7 @@ class Frontend:
                 deadline_s=arrival_s + timeout_s,
                 num_choices=options.n or 1,
                 cache_salt=options.cache_salt,
+                priority=options.priority or 0,
             )
             has_tools = isinstance(prompt, Conversation) and bool(prompt.tools.offered)
             return self._start(request, options, time.monotonic(), has_tools=has_tools)

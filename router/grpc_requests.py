@@ -39,6 +39,7 @@ def options_from_proto(sampling: common_pb2.SamplingParams) -> SamplingOptions:
         logprobs=given("logprobs"),
         prompt_logprobs=given("prompt_logprobs"),
         n=given("n"),
+        priority=given("priority"),
         cache_salt=sampling.cache_salt,
         grammar=_grammar(sampling.grammar) if sampling.HasField("grammar") else None,
     )

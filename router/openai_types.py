@@ -111,6 +111,7 @@ class _Body(BaseModel):
     logit_bias: dict[str, float] | None = None
     prompt_logprobs: int | None = None
     n: int | None = None
+    priority: int | None = None
     response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -154,6 +155,7 @@ class _Body(BaseModel):
             logit_bias=tuple((_token_id(key), bias) for key, bias in (self.logit_bias or {}).items()),
             prompt_logprobs=self.prompt_logprobs,
             n=self.n,
+            priority=self.priority,
             grammar=grammar,
             grammar_field=grammar_field,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tandem.errors import ContextLengthExceeded, InvalidRequest
-from tandem.types import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_STRINGS, Grammar, SamplingParams
+from tandem.types import MAX_CHOICES, MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_STRINGS, Grammar, SamplingParams
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_SALT_BYTES = 256
@@ -47,6 +47,7 @@ class SamplingOptions:
     """Alternatives to report; None reports nothing."""
     prompt_logprobs: int | None = None
     n: int | None = None
+    priority: int | None = None
     grammar: Grammar | None = None
     grammar_field: str = "grammar"
     """What the client's protocol calls the field that `grammar` came from; for messages, as the next ones."""
@@ -98,6 +99,7 @@ def check_options(options: SamplingOptions, *, vocab_size: int) -> None:
     _check_number(options.logprobs_field, options.logprobs, low=0, high=MAX_LOGPROBS)
     _check_number("prompt_logprobs", options.prompt_logprobs, low=0, high=MAX_LOGPROBS)
     _check_number("n", options.n, low=1, high=MAX_CHOICES)
+    _check_number("priority", options.priority, low=-MAX_PRIORITY, high=MAX_PRIORITY)
     _check_bias(options.logit_bias, vocab_size=vocab_size)
     _check_stop(options.stop)
     _check_salt(options.cache_salt)

@@ -78,10 +78,18 @@ class PrefillConfig:
     """Stages of layers of a worker; it has tensor_parallel x pipeline_parallel ranks, all on one node."""
     max_batch_tokens: int = 512
     """Token budget of one iteration: the most prompt tokens computed together."""
+    max_iteration_ms: float = 0.0
+    """How long an iteration may take: as many tokens are computed together as the measured speed allows, though at
+    least a block. 0: only `max_batch_tokens` counts."""
+    ageing_tokens_per_s: float = 50.0
+    """The prompt with the fewest tokens left is computed first, and each second of waiting counts like so many tokens
+    less: a prompt of n tokens is overtaken only by those that come within n / ageing_tokens_per_s seconds. A twentieth
+    of what the worker computes in a second is a good value; much more than it computes is first come, first served."""
     max_batch_sequences: int = 16
     """Most prompts in one iteration."""
     ticket_lookahead_tokens: int = 1024
-    """Prompt tokens for which tickets may be held or asked for at one decode worker ahead of compute."""
+    """A prompt's ticket is asked for when fewer prompt tokens than this are to be computed before it for the same
+    decode worker."""
     num_threads: int = 0
     """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
     nodes: str = ""
@@ -98,6 +106,9 @@ class PrefillConfig:
         _require_ranks("prefill", self.tensor_parallel, self.pipeline_parallel)
         _require(self.max_batch_tokens >= 1, "prefill.max_batch_tokens", self.max_batch_tokens, "1 or more")
         _require(self.max_batch_sequences >= 1, "prefill.max_batch_sequences", self.max_batch_sequences, "1 or more")
+        _require(self.max_iteration_ms >= 0, "prefill.max_iteration_ms", self.max_iteration_ms, "0 or more")
+        name, rate = "prefill.ageing_tokens_per_s", self.ageing_tokens_per_s
+        _require(0 < rate <= 1e9, name, rate, "more than 0 and at most 1e9")
         _require(
             self.ticket_lookahead_tokens >= 1,
             "prefill.ticket_lookahead_tokens",

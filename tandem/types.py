@@ -22,6 +22,10 @@ MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 """Most alternatives reported for one token."""
 MAX_CHOICES = 128
+MAX_PRIORITY = 100
+"""Priorities are from minus this to this."""
+PRIORITY_S = 5.0
+"""Seconds of waiting that each level of priority is worth."""
 
 
 class Role(StrEnum):
@@ -145,6 +149,13 @@ class Request:
     """Prompts share cached blocks only with those of the same salt."""
     prefix: PromptPrefix | None = None
     """What the prompt's blocks are called; None: they are neither looked for nor kept."""
+    priority: int = 0
+    """Lower ones come first: each level counts like `PRIORITY_S` seconds of waiting."""
+
+    @property
+    def order_s(self) -> float:
+        """When it would have arrived with priority 0 to stand where it does; seconds on the clock of `arrival_s`."""
+        return self.arrival_s + self.priority * PRIORITY_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

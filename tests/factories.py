@@ -39,6 +39,8 @@ def make_request(
     num_prompt_tokens: int = 5,
     num_choices: int = 1,
     salt: str | None = None,
+    arrival_s: float = 0.0,
+    priority: int = 0,
     **sampling: Any,
 ) -> Request:
     """A prompt of tokens 0, 1, 2, ...; with a salt its blocks of 4 tokens have names."""
@@ -48,9 +50,10 @@ def make_request(
         prompt_token_ids=token_ids,
         prefix=None if salt is None else make_prefix(token_ids, salt=salt),
         sampling=make_sampling(**sampling),
-        arrival_s=0.0,
+        arrival_s=arrival_s,
         deadline_s=1e9,
         num_choices=num_choices,
+        priority=priority,
     )
 
 

@@ -228,6 +228,7 @@ async def _prefill_worker(
             max_batch_tokens=CHUNK_TOKENS,
             max_batch_sequences=options.max_batch_sequences,
             ticket_lookahead_tokens=4 * CHUNK_TOKENS,
+            ageing_tokens_per_s=50.0,
             lease_s=options.lease_s,
             max_resends=options.max_resends,
             layers_per_message=options.layers_per_message,

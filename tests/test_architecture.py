@@ -84,6 +84,8 @@ PURE = (
     "kv_transfer/handoff.py",
     "kv_transfer/source.py",
     "kv_transfer/destination.py",
+    "prefill_pool/order.py",
+    "prefill_pool/pace.py",
     "prefill_pool/scheduler.py",
     "prefill_pool/sequence.py",
     "decode_pool/scheduler.py",

@@ -17,6 +17,7 @@ from tandem.rpc.tandem.v1 import common_pb2, worker_pb2
 from tandem.types import (
     MAX_CHOICES,
     MAX_LOGPROBS,
+    MAX_PRIORITY,
     BlockHash,
     FinishReason,
     Grammar,
@@ -210,6 +211,7 @@ def prefill_request_to_proto(
         timeout_s=_seconds_left(request, now),
         num_choices=request.num_choices,
         prefix=_prefix_to_proto(request.prefix),
+        priority=request.priority,
     )
 
 
@@ -223,6 +225,7 @@ def decode_request_to_proto(request: Request, *, now: float, handoff_id: Handoff
         timeout_s=_seconds_left(request, now),
         num_choices=request.num_choices,
         prefix=_prefix_to_proto(request.prefix),
+        priority=request.priority,
     )
 
 
@@ -267,6 +270,7 @@ def _request_from_proto(message: worker_pb2.PrefillRequest | worker_pb2.DecodeRe
     _require(bool(message.request_id), "request_id", message.request_id, "set")
     _require(len(message.prompt_token_ids) > 0, "prompt_token_ids", [], "at least one token id")
     _require_between("num_choices", message.num_choices, 1, MAX_CHOICES)
+    _require_between("priority", message.priority, -MAX_PRIORITY, MAX_PRIORITY)
     timeout_s = message.timeout_s
     _require(math.isfinite(timeout_s) and timeout_s > 0, "timeout_s", timeout_s, "more than 0 seconds")
     return Request(
@@ -279,6 +283,7 @@ def _request_from_proto(message: worker_pb2.PrefillRequest | worker_pb2.DecodeRe
         prefix=_prefix_from_proto(message.prefix, num_prompt_tokens=len(message.prompt_token_ids))
         if message.HasField("prefix")
         else None,
+        priority=message.priority,
     )
 
 

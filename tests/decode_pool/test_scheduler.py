@@ -96,6 +96,19 @@ def test_the_batch_is_capped_and_the_rest_waits_for_its_turn() -> None:
     assert [s.request.request_id for s in run(scheduler)[0].steps] == ["c"]
 
 
+def test_a_batch_full_of_sequences_without_blocks_lets_those_behind_end_and_give_theirs_back() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_batch=1, growth_tokens=4)
+    admit(scheduler, "long", max_tokens=20)
+    admit(scheduler, "short", max_tokens=4)
+    order = []
+    while not scheduler.is_idle:
+        plan, _ = run(scheduler)
+        assert plan.steps, "nobody can go on"
+        order += [step.request.request_id for step in plan.steps]
+    assert order.index("short") < order.index("long") + 19
+    assert (order.count("long"), order.count("short")) == (19, 3)
+
+
 def test_blocks_of_a_handoff_are_not_freed_by_abort() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request("a"))

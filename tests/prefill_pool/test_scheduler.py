@@ -20,6 +20,7 @@ def make_scheduler(*, num_blocks: int = 64, budget: int = 32, lookahead: int = 1
         max_batch_tokens=budget,
         max_batch_sequences=8,
         ticket_lookahead_tokens=lookahead,
+        ageing_tokens_per_s=1.0,
     )
 
 
@@ -42,14 +43,14 @@ def test_a_long_prompt_is_cut_at_the_budget_and_sampled_once_at_its_end() -> Non
     assert [step.token_id for o in outputs for step in o.steps] == [7]
 
 
-def test_prompts_share_a_batch_in_order_of_arrival() -> None:
+def test_prompts_share_a_batch_the_shortest_first_and_equal_ones_as_they_came() -> None:
     scheduler = make_scheduler(budget=32)
     for name, length in (("a", 10), ("b", 30), ("c", 10)):
         scheduler.add(make_request(name, num_prompt_tokens=length), destination=None)
     plan, _ = run(scheduler)
-    assert [(c.request.request_id, c.num_tokens) for c in plan.chunks] == [("a", 10), ("b", 22)]
+    assert [(c.request.request_id, c.num_tokens) for c in plan.chunks] == [("a", 10), ("c", 10)]
     plan, _ = run(scheduler)
-    assert [(c.request.request_id, c.start, c.num_tokens) for c in plan.chunks] == [("b", 22, 8), ("c", 0, 10)]
+    assert [(c.request.request_id, c.start, c.num_tokens) for c in plan.chunks] == [("b", 0, 30)]
 
 
 def test_a_prompt_waits_for_its_ticket_and_holds_no_blocks_meanwhile() -> None:

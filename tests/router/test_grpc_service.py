@@ -261,6 +261,7 @@ async def test_every_field_of_a_request_arrives_and_each_choice_answers_under_it
         logprobs=2,
         prompt_logprobs=0,
         n=2,
+        priority=-7,
     )
     async with running(dispatcher) as router, open_channel(router.grpc_address) as channel:
         call = inference_pb2_grpc.InferenceStub(channel).Generate(generate(sampling=sampling))
@@ -273,6 +274,7 @@ async def test_every_field_of_a_request_arrives_and_each_choice_answers_under_it
     request = dispatcher.dispatches[0].request
     resolved = request.sampling
     assert (request.num_choices, resolved.min_p, resolved.min_tokens) == (2, 0.25, 1)
+    assert request.priority == -7
     penalties = (resolved.presence_penalty, resolved.frequency_penalty, resolved.repetition_penalty)
     assert penalties == (0.5, -0.5, 1.5)
     assert resolved.logit_bias == ((3, -2.0), (7, 1.5))

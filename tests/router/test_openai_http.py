@@ -151,6 +151,9 @@ async def test_harmless_fields_and_neutral_values_are_accepted():
     [
         ("n", 0),
         ("n", 129),
+        ("priority", 101),
+        ("priority", -101),
+        ("priority", 1.5),
         ("n", True),
         ("best_of", 3),
         ("logprobs", True),

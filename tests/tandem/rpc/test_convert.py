@@ -116,6 +116,14 @@ def test_the_decode_leg_carries_the_request_and_the_handoff():
     assert convert.decode_request_from_proto(message, now=1.0).prompt_token_ids == (5, 6, 7)
 
 
+def test_both_legs_carry_the_priority():
+    request = make_request(priority=-3)
+    prefill = convert.prefill_request_to_proto(request, now=100.0, handoff=None)
+    decode = convert.decode_request_to_proto(request, now=100.0, handoff_id=HANDOFF)
+    assert convert.prefill_request_from_proto(prefill, now=1.0).priority == -3
+    assert convert.decode_request_from_proto(decode, now=1.0).priority == -3
+
+
 def test_a_request_whose_time_is_up_is_not_sent():
     with pytest.raises(DeadlineExceeded):
         convert.prefill_request_to_proto(make_request(), now=130.0, handoff=None)
@@ -142,6 +150,8 @@ def test_a_request_whose_time_is_up_is_not_sent():
         ({"sampling": {"num_prompt_logprobs": -1}}, "num_prompt_logprobs"),
         ({"sampling": {"grammar": {"kind": "prose"}}}, "grammar.kind"),
         ({"num_choices": 129}, "num_choices"),
+        ({"priority": -101}, "priority"),
+        ({"priority": 101}, "priority"),
         ({"timeout_s": -1.0}, "timeout_s"),
         ({"timeout_s": float("nan")}, "timeout_s"),
         ({"handoff": {"handoff_id": "zz", "decode_address": "a:1"}}, "handoff_id"),
