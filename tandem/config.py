@@ -81,7 +81,7 @@ class PrefillConfig:
     max_iteration_ms: float = 0.0
     """How long an iteration may take: as many tokens are computed together as the measured speed allows, though at
     least a block. 0: only `max_batch_tokens` counts."""
-    ageing_tokens_per_s: float = 50.0
+    ageing_tokens_per_s: float = 20.0
     """The prompt with the fewest tokens left is computed first, and each second of waiting counts like so many tokens
     less: a prompt of n tokens is overtaken only by those that come within n / ageing_tokens_per_s seconds. A twentieth
     of what the worker computes in a second is a good value; much more than it computes is first come, first served."""
