@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -65,8 +66,10 @@ class Load:
                 first += 1
 
     async def send(self, stub: inference_pb2_grpc.InferenceAsyncStub, name: str) -> Outcome:
-        """One request to its end, whatever that is."""
-        sampling = common_pb2.SamplingParams(temperature=0.0, max_tokens=self.max_tokens, ignore_eos=True)
+        """One request to its end, whatever that is. Each is computed whole, as if no one had said it before."""
+        sampling = common_pb2.SamplingParams(
+            temperature=0.0, max_tokens=self.max_tokens, ignore_eos=True, cache_salt=uuid.uuid4().hex
+        )
         ids = inference_pb2.TokenIds(ids=self.prompts[name])
         tokens: list[int] = []
         start_s = time.monotonic()

@@ -20,13 +20,13 @@ class Authority:
     name: str = "ca"
     ca: trustme.CA = field(default_factory=trustme.CA)
 
+    def __post_init__(self) -> None:
+        self.ca.cert_pem.write_to_path(self.file)
+
     @property
     def file(self) -> Path:
         """Its own certificate."""
-        path = self.directory / f"{self.name}.pem"
-        if not path.exists():
-            self.ca.cert_pem.write_to_path(path)
-        return path
+        return self.directory / f"{self.name}.pem"
 
     def issue(self, name: str = "server", *, identity: str = "127.0.0.1") -> tuple[Path, Path]:
         """Files of a certificate for `identity` and of its key."""

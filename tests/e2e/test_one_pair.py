@@ -200,11 +200,12 @@ async def cancelled_in_phase(cluster: LiveCluster, phase: str, prompts: dict[str
     """Starts requests, cancels one of them when the status shows it in `phase`, lets the others finish."""
     long, short = prompts["length_2050"], prompts["length_33"]
     async with stub_of(cluster) as stub:
-        ahead = asyncio.create_task(generate(stub, long, max_tokens=4)) if phase == "queued" else None
+        queued = phase == "queued"
+        ahead = asyncio.create_task(generate(stub, long, max_tokens=4, cache_salt="ahead")) if queued else None
         if ahead is not None:
             await until(cluster, lambda s: workers_of(s, "prefill")[0].num_running == 1)
         prompt = short if phase == "decoding" else long
-        call = stub.Generate(request_of(prompt, max_tokens=2000, ignore_eos=True, request_id="victim"))
+        call = stub.Generate(request_of(prompt, max_tokens=2000, ignore_eos=True, request_id="victim", cache_salt=phase))
         reader = asyncio.create_task(anext(aiter(call)))
         seen = {
             "queued": lambda s: s.num_running_requests == 2,
@@ -358,7 +359,7 @@ def test_the_kv_of_a_long_prompt_leaves_while_the_prompt_is_computed(
 ) -> None:
     async def long_one() -> Answer:
         async with stub_of(cluster) as stub:
-            return await generate(stub, prompts["length_2050"], max_tokens=4, ignore_eos=True)
+            return await generate(stub, prompts["length_2050"], max_tokens=4, ignore_eos=True, cache_salt="moved whole")
 
     timings = run(long_one()).timings
     assert timings is not None

@@ -72,7 +72,14 @@ async def killed(cluster: LiveCluster, role: str, prompts: dict[str, list[int]])
     async with stub_of(cluster) as stub:
         tasks = [
             asyncio.create_task(
-                generate(stub, prompt, on_token=partial(on_token, i), max_tokens=MAX_TOKENS * 4, ignore_eos=True)
+                generate(
+                    stub,
+                    prompt,
+                    on_token=partial(on_token, i),
+                    max_tokens=MAX_TOKENS * 4,
+                    ignore_eos=True,
+                    cache_salt=f"{role} {i}",
+                )
             )
             for i in range(8)
         ]
@@ -130,8 +137,10 @@ def test_a_worker_that_stands_still_pins_no_blocks_on_its_peer(
         prefill_pids = [w.pid for w in status.workers if w.role == "prefill"]
         async with stub_of(cluster) as stub:
             tasks = [
-                asyncio.create_task(generate(stub, prompts["length_2050"], max_tokens=4, timeout_s=60.0))
-                for _ in range(2)
+                asyncio.create_task(
+                    generate(stub, prompts["length_2050"], max_tokens=4, timeout_s=60.0, cache_salt=f"still {i}")
+                )
+                for i in range(2)
             ]
             await until(
                 cluster, lambda s: all(w.num_handoffs == 1 for w in s.workers if w.role == "decode"), pause_s=0.005

@@ -24,7 +24,7 @@ def mha(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("mha"), num_kv_heads=4, seed=1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
     """A real server, for those that want a node's store."""
     redis = EmbeddedRedis()

@@ -167,7 +167,7 @@ def test_a_stage_works_on_a_part_while_the_one_before_it_works_on_the_next(
     num_calls: Counter[str] = Counter()
 
     with Stages(gqa, tp=1, pp=2) as stages:
-        first, second = (stage._model.forward for stage in stages.ranks)
+        first, second = (stage.model.forward for stage in stages.ranks)
 
         def first_stage(*arguments: Any) -> torch.Tensor:
             num_calls["first"] += 1
@@ -179,8 +179,8 @@ def test_a_stage_works_on_a_part_while_the_one_before_it_works_on_the_next(
             second_has_begun.set()
             return second(*arguments)
 
-        monkeypatch.setattr(stages.ranks[0]._model, "forward", first_stage)
-        monkeypatch.setattr(stages.ranks[1]._model, "forward", second_stage)
+        monkeypatch.setattr(stages.ranks[0].model, "forward", first_stage)
+        monkeypatch.setattr(stages.ranks[1].model, "forward", second_stage)
         stages.on_all(lambda stage: list(stage.run(batches()[0])))
     assert num_calls == {"first": 2, "second": 2}
 
