@@ -205,7 +205,8 @@ async def cancelled_in_phase(cluster: LiveCluster, phase: str, prompts: dict[str
         if ahead is not None:
             await until(cluster, lambda s: workers_of(s, "prefill")[0].num_running == 1)
         prompt = short if phase == "decoding" else long
-        call = stub.Generate(request_of(prompt, max_tokens=2000, ignore_eos=True, request_id="victim", cache_salt=phase))
+        fields = {"max_tokens": 2000, "ignore_eos": True, "request_id": "victim", "cache_salt": phase}
+        call = stub.Generate(request_of(prompt, **fields))
         reader = asyncio.create_task(anext(aiter(call)))
         seen = {
             "queued": lambda s: s.num_running_requests == 2,

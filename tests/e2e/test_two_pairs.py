@@ -46,7 +46,10 @@ def test_a_seed_gives_the_same_tokens_on_every_worker(cluster: LiveCluster) -> N
     async def drawn() -> list[Answer]:
         async with stub_of(cluster) as stub:
             sampling = {"max_tokens": 12, "temperature": 0.9, "top_p": 0.95, "seed": 11, "ignore_eos": True}
-            return await asyncio.gather(*(generate(stub, "The old lighthouse", **sampling) for _ in range(8)))
+            salts = map(str, range(8))
+            return await asyncio.gather(
+                *(generate(stub, "The old lighthouse", cache_salt=salt, **sampling) for salt in salts)
+            )
 
     answers = run(drawn())
     assert len({tuple(answer.tokens) for answer in answers}) == 1
