@@ -20,19 +20,36 @@ class Charge:
     num_tokens: int = 0
     num_blocks: int = 0
     num_requests: int = 0
+    num_cached_tokens: int = 0
+    num_held_blocks: int = 0
+    """What the requests need beyond that and find there: a worker may report it as theirs."""
     _peaks: deque[tuple[int, int]] = field(default_factory=lambda: deque([(0, 0)], maxlen=NUM_WINDOWS))
 
-    def add(self, *, num_tokens: int, num_blocks: int, num_requests: int) -> None:
+    def add(
+        self,
+        *,
+        num_tokens: int,
+        num_blocks: int,
+        num_requests: int,
+        num_cached_tokens: int = 0,
+        num_held_blocks: int = 0,
+    ) -> None:
         """Books a difference."""
         self.num_tokens += num_tokens
         self.num_blocks += num_blocks
         self.num_requests += num_requests
-        tokens, blocks = self._peaks[-1]
-        self._peaks[-1] = (max(tokens, self.num_tokens), max(blocks, self.num_blocks))
+        self.num_cached_tokens += num_cached_tokens
+        self.num_held_blocks += num_held_blocks
+        self._peaks[-1] = (max(self._peaks[-1][0], self._most[0]), max(self._peaks[-1][1], self._most[1]))
+
+    @property
+    def _most(self) -> tuple[int, int]:
+        """Tokens and blocks that the worker may report of what it was given."""
+        return self.num_tokens + self.num_cached_tokens, self.num_blocks + self.num_held_blocks
 
     def roll(self) -> None:
         """A period is over."""
-        self._peaks.append((self.num_tokens, self.num_blocks))
+        self._peaks.append(self._most)
 
     def total_tokens(self, reported: int) -> int:
         """Prompt tokens before the worker, its report included."""

@@ -112,10 +112,14 @@ class LegDispatch:
     def _charge(self, to: Route) -> None:
         num_tokens = len(self._request.prompt_token_ids) - to.num_cached_tokens
         self._tracker.metrics.predicted_tokens.inc(to.num_cached_tokens)
-        self._discharge["prefill"] = self._tracker.charge(to.prefill.worker_id, num_tokens=num_tokens)
+        self._discharge["prefill"] = self._tracker.charge(
+            to.prefill.worker_id, num_tokens=num_tokens, num_cached_tokens=to.num_cached_tokens
+        )
         if to.decode is not None:
             num_blocks = num_decode_blocks(self._request, to.decode.block_size, num_held=to.num_held_blocks)
-            self._discharge["decode"] = self._tracker.charge(to.decode.worker_id, num_blocks=num_blocks)
+            self._discharge["decode"] = self._tracker.charge(
+                to.decode.worker_id, num_blocks=num_blocks, num_held_blocks=to.num_held_blocks
+            )
 
     # --- legs
 

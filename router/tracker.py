@@ -68,18 +68,31 @@ class WorkerTracker:
         """All registered workers, by id."""
         return list(self._records.values())
 
-    def charge(self, worker_id: WorkerId, *, num_tokens: int = 0, num_blocks: int = 0) -> Callable[[], None]:
-        """Counts a request against a worker until the returned function is called; more calls do nothing."""
+    def charge(
+        self,
+        worker_id: WorkerId,
+        *,
+        num_tokens: int = 0,
+        num_blocks: int = 0,
+        num_cached_tokens: int = 0,
+        num_held_blocks: int = 0,
+    ) -> Callable[[], None]:
+        """Counts a request against a worker until the returned function is called; more calls do nothing.
+
+        Cached tokens and held blocks are what it needs besides and is expected to find there.
+        """
         if (record := self._records.get(worker_id)) is not None:
             self.metrics.routed(record.role, worker_id)
         charge = self._charges.setdefault(worker_id, Charge())
-        charge.add(num_tokens=num_tokens, num_blocks=num_blocks, num_requests=1)
+        found = {"num_cached_tokens": num_cached_tokens, "num_held_blocks": num_held_blocks}
+        charge.add(num_tokens=num_tokens, num_blocks=num_blocks, num_requests=1, **found)
         left = [True]
 
         def discharge() -> None:
             if left:
                 left.clear()
-                charge.add(num_tokens=-num_tokens, num_blocks=-num_blocks, num_requests=-1)
+                back = {name: -count for name, count in found.items()}
+                charge.add(num_tokens=-num_tokens, num_blocks=-num_blocks, num_requests=-1, **back)
 
         return discharge
 

@@ -73,7 +73,7 @@ def test_a_store_has_its_node_s_size_and_leaves_a_node_without_workers_idle() ->
         keeping = asyncio.create_task(stored(client, notes).keep(lambda: True))
         try:
             assert await until(client, sizes) == [4096]
-            assert not await client.call(is_idle)
+            await until(client, lambda: not is_idle())
             await until(client, lambda: not sizes())
             assert await until(client, is_idle)
         finally:
