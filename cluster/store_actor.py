@@ -13,9 +13,12 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from cluster.store_host import StoreHost
 from cluster.store_settings import StoreHostSettings, block_bytes, slots_in
 from tandem.config import ClusterConfig, from_mapping
+from tandem.errors import TandemError
 from tandem.key_source import load_key
 from tandem.model.files import resolve_model
 from tandem.model.loader import load_spec
@@ -23,6 +26,9 @@ from tandem.model.spec import fingerprint
 from tandem.prefix_store.settings import StoreSettings
 
 logger = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 30.0
 
 
 def store_settings(config: ClusterConfig, *, redis_url: str, node: str, host: str) -> StoreHostSettings:
@@ -60,7 +66,6 @@ class StoreActor:
         self._started: concurrent.futures.Future[dict[str, Any]] = asyncio.run_coroutine_threadsafe(
             self._start(), self._loop
         )
-        self._started.add_done_callback(_end_if_failed)
 
     async def _start(self) -> dict[str, Any]:
         config = from_mapping(self._settings["config"])
@@ -71,11 +76,25 @@ class StoreActor:
             node=self._settings["store_node"],
             host=self._settings["host"],
         )
-        self._host = StoreHost(settings, load_key(config))
-        return asdict(await self._host.start())
+        return await self._served(settings)
+
+    async def _served(self, settings: StoreHostSettings) -> dict[str, Any]:
+        """Tries for as long as it takes: Redis may be away, or the directory still another store's."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            host = StoreHost(settings, load_key(settings.config))
+            try:
+                record = await host.start()
+            except (TandemError, RedisError) as exc:
+                logger.error("the node's prefix store cannot start, trying again in %g s: %s", backoff_s, exc)
+            else:
+                self._host = host
+                return asdict(record)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
 
     def ready(self) -> dict[str, Any]:
-        """Blocks until it serves: its record. Raises what the start raised."""
+        """Blocks until it serves: its record. Raises ConfigError or ModelLoadError: then it never will."""
         return self._started.result()
 
     def drain(self, timeout_s: float) -> bool:
@@ -84,15 +103,10 @@ class StoreActor:
 
     def stop(self) -> None:
         """Deregisters, waits for writes to disk, frees everything."""
+        self._started.cancel()
         if self._host is not None:
             asyncio.run_coroutine_threadsafe(self._host.stop(), self._loop).result()
 
     def ping(self) -> int:
         """The process id."""
         return os.getpid()
-
-
-def _end_if_failed(started: concurrent.futures.Future[dict[str, Any]]) -> None:
-    error = started.exception()
-    if error is not None:
-        logger.error("the node's prefix store could not be started: %s", error)

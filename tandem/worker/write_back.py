@@ -185,6 +185,9 @@ class WriteBack:
             self.pool.share(prefix.blocks)
         try:
             await self._write(prefix)
+        except Exception:  # a fault of ours costs this prefix its place in the store, and no other
+            logger.exception("a prefix of %d blocks could not be written to the store", len(prefix.names))
+            self.written.num_refused += 1
         finally:
             with self.lock:
                 self.pool.release(prefix.blocks)
@@ -205,6 +208,9 @@ class WriteBack:
             digests = await asyncio.shield(copying)
         except asyncio.CancelledError:
             await asyncio.wait({copying})  # the slots are the store's again only when nobody writes them
+            grant.cancel()
+            raise
+        except Exception:
             grant.cancel()
             raise
         num_committed = await grant.commit(digests)

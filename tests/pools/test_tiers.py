@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cluster.store_host import StoreHost
 from tandem.errors import WorkerUnavailable
 from tandem.kv.tiering import WritePolicy
 from tandem.model.spec import fingerprint
 from tandem.prefix_store.client import at
+from tandem.prefix_store.slab import block_digest
 from tests.hash_executor import BLOCK_SIZE, SPEC, HashExecutor, expected
 from tests.pair import Pair, PairOptions, make_prompt, running_pair
 from tests.store_nodes import run, store_node, until
@@ -168,5 +170,27 @@ def test_many_conversations_at_once_get_the_tokens_of_one_alone(redis_url: str) 
                 await asyncio.gather(*(talk(pair, seed) for seed in range(12)))
             await until(lambda: not host.store.host.num_read)
             host.store.host.check_invariants()
+
+    run(test)
+
+
+def test_a_fault_in_copying_costs_its_prefix_and_no_later_one(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = [RuntimeError("a fault")]
+
+    def digest(block: torch.Tensor) -> int:
+        if faults:
+            raise faults.pop()
+        return block_digest(block)
+
+    monkeypatch.setattr("tandem.worker.write_back.block_digest", digest)
+    prompts = [make_prompt(90, seed) for seed in (1, 2)]
+
+    async def test() -> None:
+        async with node(redis_url) as host, running_pair(Path("hash"), beside(host)) as pair:
+            assert await pair.run(prompts[0], max_tokens=1) == expected(prompts[0], 1)
+            await until(lambda: pair.prefill.write_back.written.num_refused and pair.is_empty())
+            assert not host.store.host.num_reserved
+            assert await pair.run(prompts[1], max_tokens=1) == expected(prompts[1], 1)
+            await written(pair, host, NUM_USABLE)
 
     run(test)
