@@ -70,12 +70,8 @@ static void run_part(const struct attention *call, const int64_t *slice, long pa
         return;
     }
     long num = token_heads(call);
-    const int64_t *after = slice + 4;
-    int has_next = num == heads && after < call->slices + 4 * call->num_slices && is_token(call, after);
     struct span span = span_of(call, slice, part * num, num);
-    struct span following = has_next ? span_of(call, after, 0, num) : span;
-    const struct span *next = has_next ? &following : NULL;
-    call->bf16 ? attend_token(&span, next, memory, 1) : attend_token(&span, next, memory, 0);
+    call->bf16 ? attend_token(&span, memory, 1) : attend_token(&span, memory, 0);
 }
 
 static int kernel(attend)(const struct attention *call) {

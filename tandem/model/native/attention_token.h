@@ -1,7 +1,9 @@
-/* One token's attention: bound by memory, so blocks are read once and in the order in which they lie, all heads together,
-   and the next ones are fetched while these are used. */
+/* One token's attention: bound by memory, so every position is read once, and from four runs of positions in turns: one
+   core reads four streams faster than one, and faster than anything it is told to fetch ahead. */
 
-#define TOKEN_PIECE 64 /* context positions between two corrections of the running sums; a multiple of VW */
+#define RUN 16 /* positions that lie one after another */
+#define RUNS 4 /* read in turns */
+#define TOKEN_PIECE (RUNS * RUN) /* context positions between two corrections of the running sums; a multiple of VW */
 
 static size_t token_floats(const struct attention *call) {
     return call->num_heads * (2 * call->head_dim + TOKEN_PIECE + 2);
@@ -37,27 +39,27 @@ INLINE void store_sums(float *to, vf a, vf b, vf c, vf d) {
     }
 }
 
-INLINE void fetch(const char *from, long num_bytes) {
-    for (long at = 0; at < num_bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
-}
-
-/* Scores of four neighbouring positions for `heads` query rows; scores of a row are TOKEN_PIECE apart. */
-INLINE void score_four(const int heads, const float *query, const void *keys, long size, float *scores,
-                       const int bf16) {
-    vf acc[3][4] = {{{0}}};
+/* Scores of one position of each run for `heads` query rows: at `scores`, `count` apart; those of a row TOKEN_PIECE. */
+INLINE void score_turn(const int heads, const float *query, const void *const keys[RUNS], long at, long count,
+                       long size, float *scores, const int bf16) {
+    vf acc[3][RUNS] = {{{0}}};
     for (long d = 0; d < size; d += VW) {
-        vf key[4];
-#pragma GCC unroll 4
-        for (int r = 0; r < 4; r++) key[r] = load_as(keys, r * size + d, bf16);
+        vf q[3];
 #pragma GCC unroll 3
-        for (int g = 0; g < heads; g++) {
-            vf q = load(query + g * size + d);
+        for (int g = 0; g < heads; g++) q[g] = load(query + g * size + d);
 #pragma GCC unroll 4
-            for (int r = 0; r < 4; r++) acc[g][r] += q * key[r];
+        for (int r = 0; r < RUNS; r++) {
+            vf key = load_as(keys[r], at + d, bf16);
+#pragma GCC unroll 3
+            for (int g = 0; g < heads; g++) acc[g][r] += q[g] * key;
         }
     }
 #pragma GCC unroll 3
-    for (int g = 0; g < heads; g++) store_sums(scores + g * TOKEN_PIECE, acc[g][0], acc[g][1], acc[g][2], acc[g][3]);
+    for (int g = 0; g < heads; g++) {
+        float sums[RUNS];
+        store_sums(sums, acc[g][0], acc[g][1], acc[g][2], acc[g][3]);
+        for (int r = 0; r < RUNS; r++) scores[g * TOKEN_PIECE + r * count] = sums[r];
+    }
 }
 
 INLINE void score_one(const int heads, const float *query, const void *key, long size, float *scores, const int bf16) {
@@ -68,34 +70,24 @@ INLINE void score_one(const int heads, const float *query, const void *key, long
     }
 }
 
-/* Scores of `count` positions of one block; fetches as much from `ahead` on. */
-INLINE void score_heads(const int heads, const float *query, const void *keys, long count, long size, float *scores,
-                        const int bf16, const char *ahead) {
-    long at = 0, step_bytes = 4 * size * (bf16 ? 2 : 4);
-    for (; at + 4 <= count; at += 4) {
-        if (ahead) fetch(ahead + at / 4 * step_bytes, step_bytes);
-        score_four(heads, query, advance(keys, at * size, bf16), size, scores + at, bf16);
-    }
-    for (; at < count; at++) score_one(heads, query, advance(keys, at * size, bf16), size, scores + at, bf16);
-}
-
-/* `sums` [heads, head_dim] += weights [heads, count] times `vectors` columns of values. */
-INLINE void weigh_columns(const int heads, const int vectors, const float *weights, const void *values, long count,
-                          long size, float *sums, const int bf16) {
+/* `sums` [heads, head_dim] += weights times `vectors` columns of one position of each run. */
+INLINE void weigh_turn(const int heads, const int vectors, const float *weights, const void *const values[RUNS],
+                       const int runs, long at, long count, long size, float *sums, const int bf16) {
     vf acc[3][4];
 #pragma GCC unroll 3
     for (int g = 0; g < heads; g++)
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) acc[g][j] = load(sums + g * size + j * VW);
-    for (long i = 0; i < count; i++) {
-        vf value[4];
 #pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++) value[j] = load_as(values, i * size + j * VW, bf16);
+    for (int r = 0; r < runs; r++) {
+        float weight[3];
 #pragma GCC unroll 3
-        for (int g = 0; g < heads; g++) {
-            float weight = weights[g * TOKEN_PIECE + i];
+        for (int g = 0; g < heads; g++) weight[g] = weights[g * TOKEN_PIECE + r * count];
 #pragma GCC unroll 4
-            for (int j = 0; j < vectors; j++) acc[g][j] += weight * value[j];
+        for (int j = 0; j < vectors; j++) {
+            vf value = load_as(values[r], at + j * VW, bf16);
+#pragma GCC unroll 3
+            for (int g = 0; g < heads; g++) acc[g][j] += weight[g] * value;
         }
     }
 #pragma GCC unroll 3
@@ -104,15 +96,12 @@ INLINE void weigh_columns(const int heads, const int vectors, const float *weigh
         for (int j = 0; j < vectors; j++) store(sums + g * size + j * VW, acc[g][j]);
 }
 
-INLINE void weigh_heads(const int heads, const float *weights, const void *values, long count, long size, float *sums,
-                        const int bf16, const char *ahead) {
-    long d = 0, element = bf16 ? 2 : 4, share = (count * size * element * 4 * VW / size + 63) / 64 * 64;
-    for (; d + 4 * VW <= size; d += 4 * VW) {
-        if (ahead) fetch(ahead, share), ahead += share;
-        weigh_columns(heads, 4, weights, advance(values, d, bf16), count, size, sums + d, bf16);
-    }
-    for (; d < size; d += VW)
-        weigh_columns(heads, 1, weights, advance(values, d, bf16), count, size, sums + d, bf16);
+INLINE void weigh_position(const int heads, const float *weights, const void *const values[RUNS], const int runs,
+                           long at, long count, long size, float *sums, const int bf16) {
+    long d = 0;
+    for (; d + 4 * VW <= size; d += 4 * VW)
+        weigh_turn(heads, 4, weights, values, runs, at + d, count, size, sums + d, bf16);
+    for (; d < size; d += VW) weigh_turn(heads, 1, weights, values, runs, at + d, count, size, sums + d, bf16);
 }
 
 /* A group's rows three at a time: as many as keep sums and operands in sixteen registers. */
@@ -125,19 +114,26 @@ INLINE void weigh_heads(const int heads, const float *weights, const void *value
         } \
     }
 
-INLINE void score_block(const struct span *span, const float *query, const void *keys, long count, float *scores,
-                        const int bf16, const char *ahead) {
+/* `count` positions of each of `runs` runs, RUNS or one, for all rows of one KV head's group. */
+INLINE void score_runs(const struct span *span, const float *query, const void *const keys[RUNS], const int runs,
+                       long count, float *scores, const int bf16) {
     long size = span->call->head_dim;
 #define SCORE(heads) \
-    score_heads(heads, query + g * size, keys, count, size, scores + g * TOKEN_PIECE, bf16, g ? NULL : ahead)
+    if (runs == RUNS) \
+        for (long i = 0; i < count; i++) \
+            score_turn(heads, query + g * size, keys, i * size, count, size, scores + g * TOKEN_PIECE + i, bf16); \
+    else \
+        for (long i = 0; i < count; i++) \
+            score_one(heads, query + g * size, advance(keys[0], i * size, bf16), size, scores + g * TOKEN_PIECE + i, bf16)
     BY_THREES(span->group, SCORE)
 }
 
-INLINE void weigh_block(const struct span *span, const float *weights, const void *values, long count, float *sums,
-                        const int bf16, const char *ahead) {
+INLINE void weigh_runs(const struct span *span, const float *weights, const void *const values[RUNS], const int runs,
+                       long count, float *sums, const int bf16) {
     long size = span->call->head_dim;
 #define WEIGH(heads) \
-    weigh_heads(heads, weights + g * TOKEN_PIECE, values, count, size, sums + g * size, bf16, g ? NULL : ahead)
+    for (long i = 0; i < count; i++) \
+        weigh_position(heads, weights + g * TOKEN_PIECE + i, values, runs, i * size, count, size, sums + g * size, bf16)
     BY_THREES(span->group, WEIGH)
 }
 
@@ -166,30 +162,38 @@ INLINE void soften_row(const struct attention *call, float *scores, long count, 
     for (long d = 0; d < call->head_dim; d += VW) store(sums + d, load(sums + d) * kept);
 }
 
-/* A piece of context block by block: where its first head's keys lie, and how many positions they are. */
-struct blocks {
+/* A piece of context as runs: where the first head's keys of each lie, and how many positions they are. */
+struct runs {
     long num;
     const void *keys[TOKEN_PIECE];
     int counts[TOKEN_PIECE];
 };
 
-/* The piece from `start` on; its end. */
-static long find_blocks(const struct span *span, long start, struct blocks *blocks) {
+/* The piece from `start` on; its end. A run begins at a multiple of RUN, so that what is summed together follows from
+   the context alone; none reaches from one block into another. */
+static long find_runs(const struct span *span, long start, struct runs *runs) {
     const struct attention *call = span->call;
-    long end = start + TOKEN_PIECE < span->length ? start + TOKEN_PIECE : span->length;
-    long at = start, block = start / call->block_size, offset = start % call->block_size;
-    long plane = call->block_size * call->head_dim;
-    blocks->num = 0;
-    while (at < end) {
-        long count = call->block_size - offset < end - at ? call->block_size - offset : end - at;
+    long end = (start / TOKEN_PIECE + 1) * TOKEN_PIECE, plane = call->block_size * call->head_dim;
+    if (end > span->length) end = span->length;
+    runs->num = 0;
+    for (long at = start; at < end;) {
+        long block = at / call->block_size, offset = at % call->block_size, count = RUN - at % RUN;
+        if (count > call->block_size - offset) count = call->block_size - offset;
+        if (count > end - at) count = end - at;
         long first = (span->table[block] * 2 * call->num_kv_heads + span->head) * plane + offset * call->head_dim;
-        blocks->keys[blocks->num] = advance(call->cache, first, call->bf16);
-        blocks->counts[blocks->num++] = (int)count;
+        runs->keys[runs->num] = advance(call->cache, first, call->bf16);
+        runs->counts[runs->num++] = (int)count;
         at += count;
-        block++;
-        offset = 0;
     }
     return end;
+}
+
+/* How many runs from `i` on are read in turns: RUNS of one length, or one. */
+INLINE int in_turns(const struct runs *runs, long i) {
+    if (i + RUNS > runs->num) return 1;
+    for (int r = 1; r < RUNS; r++)
+        if (runs->counts[i + r] != runs->counts[i]) return 1;
+    return RUNS;
 }
 
 /* What is known of each query row: one row after another, a KV head's group together. */
@@ -228,51 +232,40 @@ INLINE void store_token(const struct span *span, const struct token_rows *rows, 
         }
 }
 
-INLINE void score_piece_rows(const struct span *span, const struct token_rows *rows, const struct blocks *piece,
-                             const struct blocks *next, const int bf16) {
+/* Keys of the piece, or with `are_values` values, for all heads. */
+INLINE void read_piece(const struct span *span, const struct token_rows *rows, const struct runs *piece,
+                       const int are_values, const int bf16) {
     long size = span->call->head_dim, plane = span->call->block_size * size, group = span->group, at = 0;
-    for (long i = 0; i < piece->num; at += piece->counts[i++])
-        for (long head = 0; head < span->num_heads; head++)
-            score_block(span, rows->query + head * group * size, advance(piece->keys[i], head * plane, bf16),
-                        piece->counts[i], rows->scores + head * group * TOKEN_PIECE + at, bf16,
-                        i < next->num ? advance(next->keys[i], head * plane, bf16) : NULL);
-}
-
-INLINE void weigh_piece_rows(const struct span *span, const struct token_rows *rows, const struct blocks *piece,
-                             const struct blocks *next, const int bf16) {
-    long size = span->call->head_dim, plane = span->call->block_size * size, group = span->group, at = 0;
-    for (long i = 0; i < piece->num; at += piece->counts[i++])
+    int turns;
+    for (long i = 0; i < piece->num; at += turns * piece->counts[i], i += turns) {
+        turns = in_turns(piece, i);
         for (long head = 0; head < span->num_heads; head++) {
-            long values = (span->call->num_kv_heads + head) * plane;
-            weigh_block(span, rows->scores + head * group * TOKEN_PIECE + at, advance(piece->keys[i], values, bf16),
-                        piece->counts[i], rows->sums + head * group * size, bf16,
-                        i < next->num ? advance(next->keys[i], values, bf16) : NULL);
+            const void *from[RUNS] = {NULL};
+            long skipped = (head + (are_values ? span->call->num_kv_heads : 0)) * plane;
+            for (int r = 0; r < turns; r++) from[r] = advance(piece->keys[i + r], skipped, bf16);
+            float *scores = rows->scores + head * group * TOKEN_PIECE + at, *sums = rows->sums + head * group * size;
+            const float *query = rows->query + head * group * size;
+            if (are_values)
+                turns == RUNS ? weigh_runs(span, scores, from, RUNS, piece->counts[i], sums, bf16)
+                              : weigh_runs(span, scores, from, 1, piece->counts[i], sums, bf16);
+            else
+                turns == RUNS ? score_runs(span, query, from, RUNS, piece->counts[i], scores, bf16)
+                              : score_runs(span, query, from, 1, piece->counts[i], scores, bf16);
         }
+    }
 }
 
-/* `following` is what this thread does next, if that is a token too: the end of one fetches the beginning of the other. */
-INLINE void attend_token(const struct span *span, const struct span *following, float *memory, const int bf16) {
+INLINE void attend_token(const struct span *span, float *memory, const int bf16) {
     const struct attention *call = span->call;
     struct token_rows rows = load_token(span, memory, bf16);
-    struct blocks pieces[2], *piece = pieces, *next = pieces + 1;
-    long start = window_start(call, span->length - 1), end = find_blocks(span, start, piece), after;
-    do {
-        next->num = 0;
-        after = end;
-        if (end < span->length)
-            after = find_blocks(span, end, next);
-        else if (following)
-            find_blocks(following, window_start(call, following->length - 1), next);
-        score_piece_rows(span, &rows, piece, next, bf16);
+    struct runs piece;
+    for (long start = window_start(call, span->length - 1), end; start < span->length; start = end) {
+        end = find_runs(span, start, &piece);
+        read_piece(span, &rows, &piece, 0, bf16);
         for (long row = 0; row < span->num_heads * span->group; row++)
             soften_row(call, rows.scores + row * TOKEN_PIECE, end - start, rows.most + row, rows.total + row,
                        rows.sums + row * call->head_dim);
-        weigh_piece_rows(span, &rows, piece, next, bf16);
-        start = end;
-        end = after;
-        struct blocks *used = piece;
-        piece = next;
-        next = used;
-    } while (start < span->length);
+        read_piece(span, &rows, &piece, 1, bf16);
+    }
     store_token(span, &rows, bf16);
 }

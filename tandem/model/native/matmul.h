@@ -147,6 +147,84 @@ static void run_panel(const struct matmul *call, const float *x, long first, lon
     }
 }
 
+#define SIDE 4 /* panels that few rows meet side by side */
+#define FEW_ROWS (3 * ROWS)
+#define FEW_STEPS 64
+#define STEP_BYTES (PANEL * (long)sizeof(float))
+
+/* As multiply(), over some steps of one panel. Fetches as many steps of `fetched` panels, `apart` bytes from each other,
+   in turns: one core reads four streams faster than one. */
+INLINE void multiply_few(const int rows, const int fetched, const float *x, const float *b, long k, vf acc[][2],
+                         const char *ahead, long apart) {
+    vf sums[ROWS][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) sums[r][0] = acc[r][0], sums[r][1] = acc[r][1];
+    for (long i = 0; i < k; i += SIDE) {
+#pragma GCC unroll 4
+        for (int step = 0; step < SIDE; step++) {
+            vf left = load(b), right = load(b + VW);
+            if (step < fetched)
+                for (long line = 0; line < STEP_BYTES; line += 64)
+                    __builtin_prefetch(ahead + step * apart + line, 0, 2);
+#pragma GCC unroll 16
+            for (int r = 0; r < rows; r++) {
+                float factor = x[r];
+                sums[r][0] += factor * left;
+                sums[r][1] += factor * right;
+            }
+            x += rows;
+            b += PANEL;
+        }
+        ahead += STEP_BYTES;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) acc[r][0] = sums[r][0], acc[r][1] = sums[r][1];
+}
+
+#define FEW_CASE(R) \
+    case R: multiply_few(R, fetched, x, b, k, acc, ahead, apart); break;
+
+INLINE void multiply_tile(long rows, const int fetched, const float *x, const float *b, long k, vf acc[][2],
+                          const char *ahead, long apart) {
+    switch (rows) {
+        FEW_CASE(1) FEW_CASE(2) FEW_CASE(3) FEW_CASE(4) FEW_CASE(5) FEW_CASE(6)
+#if VW == 16
+        FEW_CASE(7) FEW_CASE(8) FEW_CASE(9) FEW_CASE(10) FEW_CASE(11) FEW_CASE(12)
+#endif
+    }
+}
+
+static __attribute__((noinline)) void multiply_fetching(long fetched, long rows, const float *x, const float *b, long k,
+                                                        vf acc[][2], const char *ahead, long apart) {
+    switch (fetched) {
+        case 0: multiply_tile(rows, 0, x, b, k, acc, ahead, apart); break;
+        case 1: multiply_tile(rows, 1, x, b, k, acc, ahead, apart); break;
+        case 2: multiply_tile(rows, 2, x, b, k, acc, ahead, apart); break;
+        case 4: multiply_tile(rows, 4, x, b, k, acc, ahead, apart); break;
+    }
+}
+
+/* Up to FEW_ROWS rows, fp32: bound by memory, or nearly. `count` panels in turns, some steps of each. */
+static void run_few(const struct matmul *call, const float *x, long panel, long count) {
+    long m = call->m, k = call->k, size = k * PANEL, tiles = tiles_of(m);
+    const float *b = (const float *)call->packed + panel * size;
+    vf acc[SIDE][FEW_ROWS][2];
+    memset(acc, 0, sizeof acc);
+    for (long i = 0; i < k; i += FEW_STEPS) {
+        long steps = k - i < FEW_STEPS ? k - i : FEW_STEPS, next = i + FEW_STEPS;
+        const float *ahead = b + (next < k ? next * PANEL : SIDE * size);
+        for (long p = 0; p < count; p++)
+            for (long t = 0; t < tiles; t++) {
+                long start = tile_start(m, tiles, t), rows = tile_start(m, tiles, t + 1) - start;
+                /* The tiles share the SIDE panels that come next. */
+                long from = (SIDE * t + tiles - 1) / tiles, fetched = (SIDE * (t + 1) + tiles - 1) / tiles - from;
+                multiply_fetching(fetched, rows, x + start * k + i * rows, b + p * size + i * PANEL, steps,
+                                  acc[p] + start, (const char *)ahead + p * (steps / SIDE) * STEP_BYTES + from * 4 * size, 4 * size);
+            }
+    }
+    for (long p = 0; p < count; p++) finish_tile(call, 0, m, panel + p, acc[p]);
+}
+
 #define ROW_PANELS 4
 
 /* One row against ROW_PANELS panels side by side: more sums at once than one panel has, and more of memory under way. */
@@ -184,10 +262,15 @@ static int kernel(matmul)(const struct matmul *call) {
         long m = call->m - first < most ? call->m - first : most;
         pack_rows(call->x + first * call->x_stride, call->x_stride, m, call->k, x);
         long by_row = call->m == 1 && !call->bf16 ? panels / ROW_PANELS * ROW_PANELS : 0;
+        int are_few = call->m > 1 && call->m <= FEW_ROWS && !call->bf16 && call->k % SIDE == 0 && m == call->m;
+        long by_side = are_few ? panels : by_row;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
         for (long panel = 0; panel < by_row; panel += ROW_PANELS) run_row(call, x, panel);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-        for (long panel = by_row; panel < panels; panel++)
+        for (long panel = by_row; panel < by_side; panel += SIDE)
+            run_few(call, x, panel, panels - panel < SIDE ? panels - panel : SIDE);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+        for (long panel = by_side; panel < panels; panel++)
             run_panel(call, x, first, m, panel, call->bf16 ? widened + thread_index() * call->k * PANEL : NULL);
     }
     free(x);
