@@ -13,10 +13,14 @@ import torch
 
 from tandem.kv.cache import KvCache
 from tandem.model.attention.base import AttentionBackend
+from tandem.model.attention.native import NativeAttention
 from tandem.model.batch import FlatBatch
 from tandem.model.executor import LayerHook
-from tandem.model.linear import project
+from tandem.model.fused_layers import FusedLayers, can_fuse
+from tandem.model.linear import project_in
 from tandem.model.mlp import make_feed_forward
+from tandem.model.native import kernels
+from tandem.model.native.room import Room
 from tandem.model.norm import rms_norm
 from tandem.model.self_attention import SelfAttention
 from tandem.model.spec import ModelSpec
@@ -59,6 +63,8 @@ class Decoder:
             for layer, part, cached in zip(spec.layers, weights.layers, cache.layers, strict=True)
         ]
         self._feed_forwards = [make_feed_forward(spec, part, total) for part in weights.layers]
+        self._fused = _fused(spec, weights, cache, backend) if stage is None else None
+        self._logits = Room()
         self._kinds = {attention.options for attention in self._attentions}
 
     def forward(
@@ -70,10 +76,12 @@ class Decoder:
     ) -> torch.Tensor:
         """Runs all layers here: what they make of each token, `[num_tokens, hidden]`.
 
-        `x` is what the layers before made of them; without it, tokens are embedded.
+        `x`, contiguous, is what the layers before made of them, and is overwritten; without it, tokens are embedded.
         """
-        plans = {options: self._backend.plan(batch, options) for options in self._kinds}
         x = self._embed(batch.token_ids) if x is None else x
+        if self._fused is not None:
+            return self._fused.run(x, batch, on_layer, before_layer)
+        plans = {options: self._backend.plan(batch, options) for options in self._kinds}
         for index, (attention, mlp) in enumerate(zip(self._attentions, self._feed_forwards, strict=True)):
             if before_layer is not None:
                 before_layer(index)
@@ -96,11 +104,18 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits after given rows of what `forward` returned, `[num_rows, hidden]`: `[num_rows, vocab]` fp32.
 
-        Of the vocabulary that is this rank's.
+        Of the vocabulary that is this rank's. The next call overwrites them.
         """
         if not len(hidden):
             return torch.empty(0, self._weights.lm_head.shape[1])
         rows = rms_norm(hidden, self._weights.final_norm, self._spec.rms_norm_eps)
-        logits = project(rows, self._weights.lm_head).float()
+        logits = project_in(self._logits, rows, self._weights.lm_head)
         cap = self._spec.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def _fused(spec: ModelSpec, weights: Weights, cache: KvCache, backend: AttentionBackend) -> FusedLayers | None:
+    own = kernels()
+    if own is None or not isinstance(backend, NativeAttention) or not can_fuse(weights, cache):
+        return None
+    return FusedLayers(own, spec, weights, cache=cache, attention=backend)

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from tandem.model.native import kernels
 from tandem.model.native.packed import PackedMatrix
+from tandem.model.native.room import Room
 from tandem.model.spec import Activation
 
 Matrix = torch.Tensor | PackedMatrix
@@ -46,6 +47,13 @@ def packed(matrix: torch.Tensor, *, gated: bool = False) -> Matrix:
 
 def _widen(x: torch.Tensor) -> bool:
     return x.dtype == torch.bfloat16 and len(x) > 1 and not _has_fast_bf16()
+
+
+def project_in(room: Room, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """`project`, in fp32; the result may lie in `room`."""
+    if isinstance(matrix, PackedMatrix) and x.dtype == torch.float32:
+        return matrix.multiply(x, out=room.take(len(x), matrix.shape[1]))
+    return project(x, matrix).float()
 
 
 def project(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:

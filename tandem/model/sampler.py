@@ -94,9 +94,15 @@ def sample(logits: torch.Tensor, params: SamplingParams, output_position: int) -
     return int(ids[(scaled[ids] + noise[ids]).argmax()])
 
 
+def _largest(logits: torch.Tensor) -> list[int]:
+    """Of each row, the lowest id of the largest; numpy reads a row several times as fast as torch."""
+    ids: list[int] = (logits.numpy().argmax(axis=-1) if logits.is_cpu else logits.argmax(dim=-1)).tolist()
+    return ids
+
+
 def sample_rows(logits: torch.Tensor, rows: Sequence[tuple[SamplingParams, int]]) -> list[int]:
     """One token for each row of logits `[num_rows, vocab]`, with that row's parameters and output position."""
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    tokens = _largest(logits)
     for row, (params, position) in enumerate(rows):
         if params.temperature != 0.0:
             tokens[row] = sample(logits[row], params, position)

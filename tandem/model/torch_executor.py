@@ -60,7 +60,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def logits(self, batch: Sequence[SequenceSlice], on_layer: LayerHook | None = None) -> torch.Tensor:
         """Runs one iteration; for each slice with choices, in order, its last row: `[num_sampled, vocab]` fp32."""
-        return next(self.stage.run(batch, on_layer))
+        return next(self.stage.run(batch, on_layer)).clone()
 
     @torch.inference_mode()
     def execute(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from tandem.kv.layout import KvLayout
@@ -10,20 +12,25 @@ from tandem.model.batch import FlatBatch
 from tandem.model.native import Kernels
 
 
-class NativeAttentionPlan:
-    """The batch's slices and block tables as the kernels read them."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pages:
+    """A batch's slices and block tables as the kernels read them."""
 
-    def __init__(self, kernels: Kernels, batch: FlatBatch, layout: KvLayout, options: AttentionOptions) -> None:
+    num_slices: int
+    slices: torch.Tensor
+    """`[num_slices, 4]` int64: first token, tokens, context length, start in `tables`."""
+    tables: torch.Tensor
+    """int64: the block ids of all slices."""
+
+
+class NativeAttentionPlan:
+    """One batch, for layers of one kind."""
+
+    def __init__(self, kernels: Kernels, pages: Pages, layout: KvLayout, options: AttentionOptions) -> None:
         self._kernels = kernels
         self._layout = layout
         self._options = options
-        self._num_slices = len(batch.slices)
-        rows, start = [], 0
-        for piece in batch.slices:
-            rows.append((piece.q_start, piece.q_end - piece.q_start, piece.kv_length, start))
-            start += len(piece.block_ids)
-        self._slices = torch.tensor(rows, dtype=torch.int64)
-        self._tables = torch.cat([piece.block_ids for piece in batch.slices])
+        self._pages = pages
 
     def attend(self, query: torch.Tensor, layer: torch.Tensor, output: torch.Tensor) -> None:
         """See `AttentionPlan.attend`."""
@@ -34,9 +41,9 @@ class NativeAttentionPlan:
             query.stride(0),
             layer.data_ptr(),
             output.data_ptr(),
-            self._slices.data_ptr(),
-            self._tables.data_ptr(),
-            self._num_slices,
+            self._pages.slices.data_ptr(),
+            self._pages.tables.data_ptr(),
+            self._pages.num_slices,
             query.shape[1],
             layout.num_kv_heads,
             layout.head_dim,
@@ -54,8 +61,20 @@ class NativeAttention:
 
     def __init__(self, kernels: Kernels, layout: KvLayout) -> None:
         self._kernels = kernels
-        self._layout = layout
+        self.layout = layout
+
+    def pages(self, batch: FlatBatch) -> Pages:
+        """What does not depend on the layer."""
+        rows, start = [], 0
+        for piece in batch.slices:
+            rows.append((piece.q_start, piece.q_end - piece.q_start, piece.kv_length, start))
+            start += len(piece.block_ids)
+        return Pages(
+            num_slices=len(rows),
+            slices=torch.tensor(rows, dtype=torch.int64),
+            tables=torch.cat([piece.block_ids for piece in batch.slices]),
+        )
 
     def plan(self, batch: FlatBatch, options: AttentionOptions) -> NativeAttentionPlan:
         """See `AttentionBackend.plan`."""
-        return NativeAttentionPlan(self._kernels, batch, self._layout, options)
+        return NativeAttentionPlan(self._kernels, self.pages(batch), self.layout, options)

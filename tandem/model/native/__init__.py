@@ -24,6 +24,8 @@ class Kernels(Protocol):
     """Instruction set that was chosen."""
     VECTOR_WIDTH: int
     """fp32 numbers in a vector; a panel of a packed matrix is two vectors wide."""
+    LAYER_BYTES: int
+    """Of `struct layer`."""
 
     def pack(self, *arguments: int) -> None:
         """Weight, row stride, column stride, packed, k, n, bf16, gated."""
@@ -39,6 +41,12 @@ class Kernels(Protocol):
 
     def place(self, *arguments: float) -> None:
         """Heads, tables, norms, cache, rows, numbers and sizes, eps, threads."""
+
+    def run_layers(self, *arguments: float) -> None:
+        """The step (see `step_floats`), the layers' table, first, end, halves: 1 until K and V are written, 2 after."""
+
+    def step_floats(self, *arguments: float) -> int:
+        """x, work, positions, rows, slices, tables, numbers and sizes, eps, threads: how many floats `work` needs."""
 
 
 @cache

@@ -45,6 +45,38 @@ struct place {
     int num_threads;
 };
 
+/* One layer of a decoder with a dense MLP, all of it here, in fp32. Eight bytes a field: Python packs it. */
+struct layer {
+    const float *norm; /* [hidden] */
+    const float *qkv; /* packed [hidden, (num_heads + 2 num_kv_heads) * head_dim] */
+    const float *qkv_bias; /* of those columns, or NULL */
+    const float *q_norm, *k_norm; /* [head_dim] or NULL */
+    float *cache; /* [blocks, 2, num_kv_heads, block_size, head_dim] */
+    const float *output; /* packed [num_heads * head_dim, hidden] */
+    const float *mlp_norm; /* [hidden] */
+    const float *gate_up; /* packed and gated [hidden, 2 intermediate] */
+    const float *down; /* packed [intermediate, hidden] */
+    int64_t rotary; /* which of the step's tables; -1: none */
+    int64_t activation;
+    int64_t window; /* as in struct attention */
+    double scale, softcap;
+};
+
+/* What layers have in common in one iteration. */
+struct step {
+    float *x; /* [num_tokens, hidden], in and out */
+    float *work; /* step_floats() numbers */
+    const int64_t *rotary; /* addresses of cosine and sine, [num_tokens, head_dim], of each kind of positions */
+    const int64_t *rows; /* as in struct place */
+    const int64_t *slices, *tables; /* as in struct attention */
+    long num_slices, num_tokens, hidden, intermediate, num_heads, num_kv_heads, head_dim, block_size;
+    float eps;
+    int num_threads;
+};
+
+/* Which half of a layer: until its keys and values are in the cache, and from there on. */
+enum half { HALF_WRITE = 1, HALF_ATTEND = 2 };
+
 struct kernels {
     const char *name;
     long vector_width; /* a panel is two vectors wide */
@@ -56,6 +88,10 @@ struct kernels {
     void (*rms_norm)(const float *x, const float *weight, float *out, long rows, long size, float eps, int num_threads);
     void (*place)(const struct place *call);
 };
+
+long step_floats(const struct step *step);
+int run_layers(const struct kernels *kernels, const struct step *step, const struct layer *layers, long count,
+               int halves); /* 0, or -1 when there is no memory */
 
 extern const struct kernels kernels_base;
 #if defined(__x86_64__)

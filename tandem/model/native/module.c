@@ -154,6 +154,46 @@ static PyObject *py_place(PyObject *self, PyObject *const *items, Py_ssize_t cou
     Py_END_ALLOW_THREADS return done(0);
 }
 
+static struct step next_step(struct numbers *n) {
+    struct step step = {.x = POINTER(n)};
+    step.work = POINTER(n);
+    step.rotary = POINTER(n);
+    step.rows = POINTER(n);
+    step.slices = POINTER(n);
+    step.tables = POINTER(n);
+    step.num_slices = next(n);
+    step.num_tokens = next(n);
+    step.hidden = next(n);
+    step.intermediate = next(n);
+    step.num_heads = next(n);
+    step.num_kv_heads = next(n);
+    step.head_dim = next(n);
+    step.block_size = next(n);
+    step.eps = (float)next_real(n);
+    step.num_threads = (int)next(n);
+    return step;
+}
+
+static PyObject *py_run_layers(PyObject *self, PyObject *const *items, Py_ssize_t count) {
+    struct numbers n;
+    int status;
+    if (begin(&n, items, count, 20)) return NULL;
+    struct step step = next_step(&n);
+    const struct layer *layers = POINTER(&n);
+    long first = next(&n), end = next(&n);
+    int halves = (int)next(&n);
+    if (n.failed) return NULL;
+    Py_BEGIN_ALLOW_THREADS status = run_layers(chosen, &step, layers + first, end - first, halves);
+    Py_END_ALLOW_THREADS return done(status);
+}
+
+static PyObject *py_step_floats(PyObject *self, PyObject *const *items, Py_ssize_t count) {
+    struct numbers n;
+    if (begin(&n, items, count, 16)) return NULL;
+    struct step step = next_step(&n);
+    return n.failed ? NULL : PyLong_FromLong(step_floats(&step));
+}
+
 #define FAST(function) ((PyCFunction)(void (*)(void))function)
 
 static PyMethodDef methods[] = {
@@ -166,13 +206,18 @@ static PyMethodDef methods[] = {
     {"rms_norm", FAST(py_rms_norm), METH_FASTCALL, "x, weight, out, rows, size, eps, threads"},
     {"place", FAST(py_place), METH_FASTCALL,
      "heads, cosine, sine, q norm, k norm, cache, rows, tokens, heads' number, KV heads, head size, eps, threads"},
+    {"run_layers", FAST(py_run_layers), METH_FASTCALL, "the step, its layers, first, end, halves"},
+    {"step_floats", FAST(py_step_floats), METH_FASTCALL,
+     "x, work, tables of positions, rows, slices, tables, slices' number, tokens, hidden, intermediate, heads, KV heads, "
+     "head size, block size, eps, threads"},
     {NULL, NULL, 0, NULL},
 };
 
 static int fill(PyObject *module) {
     chosen = best();
     return PyModule_AddStringConstant(module, "ISA", chosen->name) ||
-           PyModule_AddIntConstant(module, "VECTOR_WIDTH", chosen->vector_width);
+           PyModule_AddIntConstant(module, "VECTOR_WIDTH", chosen->vector_width) ||
+           PyModule_AddIntConstant(module, "LAYER_BYTES", sizeof(struct layer));
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}};

@@ -10,7 +10,8 @@ from tandem.model.native import Kernels
 from tandem.model.spec import Activation
 
 _HUGE_PAGE_BYTES = 2 << 20
-_ACTIVATIONS: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+ACTIVATIONS: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+"""As the kernels number them."""
 
 
 class PackedMatrix:
@@ -31,6 +32,11 @@ class PackedMatrix:
         strides, is_bf16 = matrix.stride(), matrix.dtype == torch.bfloat16
         kernels.pack(matrix.data_ptr(), *strides, self._data.data_ptr(), num_in, num_out, is_bf16, gated)
 
+    @property
+    def address(self) -> int:
+        """Where the panels begin."""
+        return self._data.data_ptr()
+
     def numel(self) -> int:
         """Numbers in it, padding left out."""
         return self.shape[0] * self.shape[1]
@@ -40,11 +46,19 @@ class PackedMatrix:
         return self.dtype.itemsize
 
     def multiply(
-        self, x: torch.Tensor, *, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`x` `[n, in]` times this, plus `bias` `[out]` and `residual` `[n, out]`, rounded once to the dtype of `x`."""
+        """`x` `[n, in]` times this, plus `bias` `[out]` and `residual` `[n, out]`, rounded once to the dtype of `x`.
+
+        The sums are put in `out`, contiguous fp32 `[n, out]`, where it is given.
+        """
         assert not self.gated
-        return self._run(x, self.shape[1], bias=bias, residual=residual)
+        return self._run(x, self.shape[1], bias=bias, residual=residual, out=out)
 
     def multiply_gated(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Activation of `x` `[n, in]` times the first half, times `x` times the second half: `[n, out / 2]`."""
@@ -59,10 +73,12 @@ class PackedMatrix:
         bias: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
         activation: Activation | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows = _rows(x)
         added = None if residual is None else _rows(residual).contiguous()
-        out = torch.empty(len(x), width)
+        if out is None:
+            out = torch.empty(len(x), width)
         wide_bias = None if bias is None else bias.float()
         self._kernels.matmul(
             rows.data_ptr(),
@@ -74,7 +90,7 @@ class PackedMatrix:
             len(x),
             *self.shape,
             self.dtype == torch.bfloat16,
-            _ACTIVATIONS[activation],
+            ACTIVATIONS[activation],
             torch.get_num_threads(),
         )
         return out if x.dtype == torch.float32 else out.to(x.dtype)
