@@ -41,6 +41,8 @@ CLUSTERS = (
     "tests/cluster/test_up",
 )
 """Tests that start clusters of their own, at the same addresses: they run one after another, all others beside them."""
+NODES = "tests/e2e/test_nodes"
+"""Its nodes have addresses of their own."""
 
 SHARED_MEMORY = Path("/dev/shm")
 OUR_DIRECTORY = re.compile(r"tandem-(ray|redis|run)-(\d+)-")
@@ -103,7 +105,7 @@ class ByModule(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        if module.startswith(CLUSTERS):
+        if module.startswith(CLUSTERS) and not module.startswith(NODES):
             return "clusters"
         return "kube" if module.startswith("tests/kube/") else module
 

@@ -61,14 +61,14 @@ def test_a_node_joins_with_slots_and_labels_joins_again_when_it_dies_and_leaves_
     async def scenario() -> None:
         async with head_of({"tandem_prefill": 2.0}) as (_, address):
             node, client = RayNode(), RayClient(address.head, namespace="test")
-            offer = NodeOffer(node_ip="127.0.0.3", resources={"tandem_decode": 3.0}, labels={"rack": "r7"})
+            offer = NodeOffer(node_ip="127.0.0.6", resources={"tandem_decode": 3.0}, labels={"rack": "r7"})
             joined = await node.join(address.head, offer)
             await client.connect()
             try:
                 nodes = await alive(client)
                 assert set(nodes) == {address.node_id, joined.node_id}
                 assert nodes[address.node_id]["Resources"]["tandem_prefill"] == 2.0
-                assert nodes[joined.node_id]["NodeManagerAddress"] == "127.0.0.3"
+                assert nodes[joined.node_id]["NodeManagerAddress"] == "127.0.0.6"
                 assert nodes[joined.node_id]["Resources"]["tandem_decode"] == 3.0
                 assert nodes[joined.node_id]["Labels"]["rack"] == "r7"
 
@@ -108,7 +108,7 @@ def test_a_worker_goes_only_to_a_node_with_the_labels_that_its_pool_asks_for(mon
         await redis.start()
         async with head_of({"tandem_decode": 4.0}) as (_, address):
             node, client = RayNode(), RayClient(address.head, namespace="test")
-            offer = NodeOffer(node_ip="127.0.0.3", resources={"tandem_decode": 4.0}, labels={"rack": "r7"})
+            offer = NodeOffer(node_ip="127.0.0.6", resources={"tandem_decode": 4.0}, labels={"rack": "r7"})
             await node.join(address.head, offer)
             await client.connect()
             pools = RayPools(
@@ -119,7 +119,7 @@ def test_a_worker_goes_only_to_a_node_with_the_labels_that_its_pool_asks_for(mon
             )
             try:
                 in_r7 = [await pools.start(place_in("r7", index)) for index in range(2)]
-                assert [info.address.partition(":")[0] for info in in_r7] == ["127.0.0.3"] * 2
+                assert [info.address.partition(":")[0] for info in in_r7] == ["127.0.0.6"] * 2
                 nowhere = asyncio.create_task(pools.start(place_in("r9", 2)))
                 async with asyncio.timeout(SETTLE_S):
                     while len(found := await pools.find()) < 3:  # noqa: ASYNC110  Ray announces nothing
