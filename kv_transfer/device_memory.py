@@ -25,9 +25,9 @@ CUDA_TLS = "cuda_copy,cuda_ipc"
 
 def as_memory(segments: Sequence[torch.Tensor], num_bytes: int) -> list[Memory]:
     """`segments`, empty ones left out. Raises TransportError unless all lie on the host, or all on one GPU."""
-    device = segments[0].device if segments else HOST
-    if device.type == "cpu":
+    if not segments or segments[0].is_cpu:
         return list(as_bytes(segments, num_bytes))
+    device = segments[0].device
     if device.type != "cuda":
         raise TransportError(f"UCX moves memory of the host and of CUDA devices, not of {device}", param="segments")
     check_segments(segments, num_bytes, device)

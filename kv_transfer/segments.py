@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,14 @@ import xxhash
 
 from kv_transfer.digest import finish
 from tandem.errors import TransportError
+from tandem.model.native import Kernels, kernels
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 HOST = torch.device("cpu")
 
+NATIVE_BYTES = 64 << 10
+"""Smaller copies are not worth describing to the kernel."""
 _COPY_BYTES = 512 << 10
 """Copied and digested at a time: small enough to be digested out of the cache that the copy filled."""
 
@@ -28,11 +31,12 @@ def as_bytes(segments: Sequence[torch.Tensor], num_bytes: int) -> list[Bytes]:
     Raises TransportError unless all are contiguous 1-D uint8 tensors in host memory of `num_bytes` bytes together.
     """
     check_segments(segments, num_bytes, HOST)
-    return [segment.detach().numpy() for segment in segments if segment.numel()]
+    return [segment.numpy() for segment in segments if segment.numel()]  # uint8: none requires a gradient
 
 
 def check_segments(segments: Sequence[torch.Tensor], num_bytes: int, device: torch.device) -> None:
     """Raises TransportError unless all are contiguous 1-D uint8 on `device` and have `num_bytes` bytes together."""
+    total = 0
     for segment in segments:
         if segment.dtype != torch.uint8 or segment.dim() != 1 or not segment.is_contiguous():
             raise TransportError(
@@ -40,7 +44,7 @@ def check_segments(segments: Sequence[torch.Tensor], num_bytes: int, device: tor
             )
         if segment.device != device:
             raise TransportError(f"a segment must lie on {device}, got {segment.device}", param="segments")
-    total = sum(segment.numel() for segment in segments)
+        total += segment.numel()
     if total != num_bytes:
         raise TransportError(f"segments have {total} bytes, the header says {num_bytes}", param="segments")
 
@@ -61,7 +65,13 @@ def walk(
 
 
 def copy(targets: Sequence[Bytes], sources: Sequence[Bytes], *, with_digest: bool) -> int:
-    """Copies with the GIL free; returns the digest of what now lies in `targets`, or 0 when not asked for one."""
+    """Copies with the GIL free; returns the digest of what now lies in `targets`, or 0 when not asked for one.
+
+    From NATIVE_BYTES on, our own kernel reads memory once for both; without it, the digest takes a pass of its own.
+    """
+    total = sum(target.nbytes for target in targets)
+    if total >= NATIVE_BYTES and (native := kernels()) is not None:
+        return _moved(native, list(walk(targets, sources, sys.maxsize)), with_digest=with_digest)
     if not with_digest:
         for target, source in walk(targets, sources, sys.maxsize):
             np.copyto(target, source)
@@ -71,6 +81,18 @@ def copy(targets: Sequence[Bytes], sources: Sequence[Bytes], *, with_digest: boo
         np.copyto(target, source)
         hasher.update(target.data)
     return finish(hasher)
+
+
+def _moved(native: Kernels, pairs: Sequence[tuple[Bytes, Bytes]], *, with_digest: bool) -> int:
+    places = [(address_of(target), address_of(source), target.nbytes) for target, source in pairs]
+    pieces = np.array(places, dtype=np.int64)
+    found = native.move(address_of(pieces), len(places), with_digest)
+    return (found or 1) if with_digest else 0
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where it begins in memory."""
+    return int(array.__array_interface__["data"][0])
 
 
 def digest_bytes(views: Sequence[Bytes]) -> int:

@@ -66,6 +66,8 @@ class _Engine:
         for step in range(_PROGRESS_STEPS):
             if not self.worker.progress():
                 return step > 0
+            if self.receiver is not None:
+                self.receiver.digest_completed()
         return True
 
     def drain(self, timeout_s: float) -> None:

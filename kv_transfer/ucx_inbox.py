@@ -41,6 +41,8 @@ class Incoming:
     request: Any
     targets: list[Memory] | None
     staging: Memory | None
+    digest: int | None = None
+    """Of what has come, where it has been looked at already."""
     cancelled: bool = False
     withdrawn: bool = False
 

@@ -21,12 +21,12 @@ from kv_transfer.progress import ProgressThread
 from kv_transfer.staging import StagingPool
 from kv_transfer.transport import LinkStats, MessageHeader
 from kv_transfer.ucx_native import RENDEZVOUS_BYTES, Endpoint
-from kv_transfer.ucx_wire import CONTROL_TAG, Announce, Bye, Hello, payload_tag
+from kv_transfer.ucx_wire import CONTROL_TAG, MAX_ANNOUNCED, Announce, Bye, Hello, payload_tag
 from tandem.errors import TransportError
 
 logger = logging.getLogger(__name__)
 
-_MAX_UNDER_WAY = 32
+_MAX_UNDER_WAY = MAX_ANNOUNCED
 _CLOSE_WAIT_S = 0.7
 
 
@@ -197,23 +197,26 @@ class UcxLink:
             self._waiting.append(send)
 
     def _pump(self) -> bool:
-        started = False
-        while self._waiting and len(self._under_way) < _MAX_UNDER_WAY:
-            started = True
-            self._start(self._waiting.popleft())
-        return started
+        """Starts what waits, as far as the window goes; what starts together is announced together."""
+        starting: list[tuple[_Send, Memory, Memory | None]] = []
+        while self._waiting and len(self._under_way) + len(starting) < _MAX_UNDER_WAY:
+            send = self._waiting.popleft()
+            try:
+                starting.append((send, *self._payload(send)))
+            except RuntimeError as exc:  # torch's error for a GPU without memory or out of order
+                self._outbox.finish(send.number, TransportError(f"the GPU could not give the payload: {exc}"))
+        if starting:
+            self._start(starting)
+        return bool(starting)
 
-    def _start(self, send: _Send) -> None:
-        try:
-            payload, staging = self._payload(send)
-        except RuntimeError as exc:  # torch's error for a GPU without memory or out of order
-            self._outbox.finish(send.number, TransportError(f"the GPU could not give the payload: {exc}"))
-            return
-        control = self._control(Announce(nonce=self._nonce, number=send.number, header=send.header).pack())
-        request = self._endpoint.send(payload, payload_tag(self._nonce, send.number))
-        self._under_way[send.number] = _UnderWay(
-            requests=[*control.requests, request], memory=[*control.memory, payload], staging=staging
-        )
+    def _start(self, starting: Sequence[tuple[_Send, Memory, Memory | None]]) -> None:
+        messages = tuple((send.number, send.header) for send, _, _ in starting)
+        control = self._control(Announce(nonce=self._nonce, messages=messages).pack())
+        for send, payload, staging in starting:
+            request = self._endpoint.send(payload, payload_tag(self._nonce, send.number))
+            self._under_way[send.number] = _UnderWay(
+                requests=[*control.requests, request], memory=[*control.memory, payload], staging=staging
+            )
 
     def _payload(self, send: _Send) -> tuple[Memory, Memory | None]:
         """The message's bytes in one piece, and the staging buffer that they are in, if any."""

@@ -21,7 +21,7 @@ from kv_transfer.host import ProcessIdentity, open_process
 from kv_transfer.progress import ProgressThread
 from kv_transfer.segments import HOST, Bytes, check_digest
 from kv_transfer.staging import StagingPool
-from kv_transfer.transport import Sink
+from kv_transfer.transport import MessageHeader, Sink
 from kv_transfer.ucx_inbox import ControlInbox, Incoming, Quiesce, Source, readable
 from kv_transfer.ucx_native import RENDEZVOUS_BYTES, Worker
 from kv_transfer.ucx_wire import (
@@ -53,9 +53,14 @@ class UcxReceiver:
         self._identity = identity
         self._sources: dict[int, Source] = {}
         self._controls = ControlInbox(worker, self._on_control)
-        self._announced: dict[int, tuple[Announce, Source]] = {}
+        self._announced: dict[int, tuple[int, MessageHeader, Source]] = {}
+        """By tag: number, header and who announced it."""
         self._early: dict[int, Any] = {}
-        self._incoming: set[Incoming] = set()
+        self._incoming: dict[Incoming, None] = {}
+        """In the order in which they were begun."""
+        self._undigested: deque[Incoming] = deque()
+        self._alive: set[int] = set()
+        """Nonces of sources that were asked for in this turn."""
         self._scratch: list[tuple[Any, Bytes, int]] = []
         """Receives into memory that nobody reads: request, memory, nonce."""
         self._unwanted: dict[int, deque[Any]] = {}
@@ -80,13 +85,20 @@ class UcxReceiver:
         if done:
             # A sender says BYE before it writes its memory again: a BYE that is here by now came during the read.
             while self._worker.progress():
-                pass
+                self.digest_completed()
         moved = self._controls.take()
         for entry in done:
-            self._incoming.discard(entry)
+            del self._incoming[entry]
             self._finish(entry)
         self._reuse_scratch()
         return self._take_payloads() or moved or bool(done)
+
+    def digest_completed(self) -> None:
+        """Between two steps of the worker: digests what came just now, while it is still in a cache."""
+        while self._undigested and self._undigested[0].request.completed:
+            entry = self._undigested.popleft()
+            if entry.targets is not None:
+                entry.digest = device_memory.digest_memory(entry.targets)
 
     def quiesce(self, handoff_id: HandoffId, future: Future[None]) -> None:
         """Detaches staged receives at once; direct ones end by themselves, soon, and are waited for."""
@@ -136,7 +148,8 @@ class UcxReceiver:
         if isinstance(message, Bye):
             self._on_bye(message, source)
         elif isinstance(message, Announce):
-            self._announced[payload_tag(message.nonce, message.number)] = (message, source)
+            for number, header in message.messages:
+                self._announced[payload_tag(message.nonce, number)] = (number, header, source)
 
     def _on_bye(self, bye: Bye, source: Source) -> None:
         """Messages that the sender took for done stay good, even where their payload is still to be taken."""
@@ -161,8 +174,8 @@ class UcxReceiver:
         source.dead = True
         self._dead_nonces.add(source.nonce)
         self._drop_source(source)
-        for tag, (announce, announced_by) in list(self._announced.items()):
-            if announced_by is source and announce.header.num_bytes >= RENDEZVOUS_BYTES:
+        for tag, (_, header, announced_by) in list(self._announced.items()):
+            if announced_by is source and header.num_bytes >= RENDEZVOUS_BYTES:
                 del self._announced[tag]
         for entry in [e for e in self._incoming if e.source is source and not e.request.completed]:
             self._detach_staged(entry, LinkClosed("the source's process ended"))
@@ -179,6 +192,7 @@ class UcxReceiver:
 
     def _take_payloads(self) -> bool:
         moved = False
+        self._alive.clear()
         for tag in [tag for tag in self._early if tag in self._announced]:
             moved = True
             self._receive(*self._announced.pop(tag), self._early.pop(tag))
@@ -193,8 +207,7 @@ class UcxReceiver:
                 self._throw_away(probed)
         return moved
 
-    def _receive(self, announce: Announce, source: Source, probed: Any) -> None:
-        header = announce.header
+    def _receive(self, number: int, header: MessageHeader, source: Source, probed: Any) -> None:
         if probed.length != header.num_bytes:
             logger.warning("a payload of %d bytes, announced as %d", probed.length, header.num_bytes)
             self._throw_away(probed)
@@ -215,16 +228,12 @@ class UcxReceiver:
             self._throw_away(probed)
             return
         request = self._worker.receive(targets[0] if staging is None else staging, probed)
-        self._incoming.add(
-            Incoming(
-                header=header,
-                number=announce.number,
-                source=source,
-                request=request,
-                targets=targets,
-                staging=staging,
-            )
+        entry = Incoming(
+            header=header, number=number, source=source, request=request, targets=targets, staging=staging
         )
+        self._incoming[entry] = None
+        if direct and header.digest:
+            self._undigested.append(entry)
 
     def _throw_away(self, probed: Any) -> None:
         """Receives into scratch memory, so that the sender gets its memory back; a dead one needs none.
@@ -244,12 +253,18 @@ class UcxReceiver:
         self._scratch.append((self._worker.receive(scratch[: probed.length], probed), scratch, nonce))
 
     def _is_dead(self, source: Source) -> bool:
-        """Asks the kernel, rather than wait for its event; and what is under way, which may know before it."""
+        """Asks the kernel, rather than wait for its event; and what is under way, which may know before it.
+
+        Once in a turn: nothing is fetched before the worker's next step.
+        """
+        if source.nonce in self._alive:
+            return source.dead
         has_ended = source.pidfd is not None and readable(source.pidfd)
         requests = [entry.request for entry in self._incoming if entry.source is source]
         requests += [request for request, _, nonce in self._scratch if nonce == source.nonce]
         if has_ended or any(_has_failed(request) for request in requests):
             self._on_death(source)
+        self._alive.add(source.nonce)
         return source.dead
 
     def _reuse_scratch(self) -> None:
@@ -301,7 +316,8 @@ class UcxReceiver:
             return LinkClosed("the source closed the link while its message was read")
         wanted = entry.header.digest
         if entry.staging is None:
-            return check_digest(wanted, device_memory.digest_memory(targets)) if wanted else None
+            found = device_memory.digest_memory(targets) if wanted and entry.digest is None else entry.digest
+            return check_digest(wanted, found or 0)
         try:
             return check_digest(wanted, device_memory.scatter(targets, entry.staging, with_digest=wanted != 0))
         except RuntimeError as exc:  # torch's error for a GPU out of order

@@ -1,7 +1,7 @@
 """Tags and control messages of the UCX transport. Pure.
 
 Each link draws a nonce. Control messages of all links share one tag; a payload's tag is (nonce, number), so it meets
-its own memory and no other's. On each link: HELLO, then (MESSAGE, payload) pairs, then BYE.
+its own memory and no other's. On each link: HELLO, then MESSAGES and the payloads they announce, then BYE.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ PAYLOAD_MASK = 1 << 63
 NONCE_BITS = 38
 _NUMBER_BITS = 24
 
-_MAGIC = b"TUC1"
+_MAGIC = b"TUC2"
 _PREFIX = struct.Struct("<4sBQ")
 _HELLO = struct.Struct(f"<4sBQ?{IDENTITY_BYTES}s")
-_MESSAGE = struct.Struct(f"<4sBQQ{HEADER_BYTES}s")
+_MESSAGE = struct.Struct(f"<Q{HEADER_BYTES}s")
 _KIND_HELLO, _KIND_MESSAGE, _KIND_BYE = 1, 2, 3
 HELLO_BYTES = 16384
 """A HELLO is padded to this, past the rendezvous threshold, so that its send completes only when somebody took it."""
-_ADDRESS_PREFIX = b"tandem-ucx/1/"
+MAX_ANNOUNCED = 32
+"""Their announcement is well below the rendezvous threshold."""
+_ADDRESS_PREFIX = b"tandem-ucx/2/"
 _CHECKSUM_BYTES = 8
 
 
@@ -57,14 +59,14 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announce:
-    """A payload follows under `payload_tag(nonce, number)`."""
+    """Payloads follow, each under `payload_tag(nonce, number)`: their numbers and headers, at most MAX_ANNOUNCED."""
 
     nonce: int
-    number: int
-    header: MessageHeader
+    messages: tuple[tuple[int, MessageHeader], ...]
 
     def pack(self) -> bytes:
-        return _MESSAGE.pack(_MAGIC, _KIND_MESSAGE, self.nonce, self.number, self.header.pack())
+        each = [_MESSAGE.pack(number, header.pack()) for number, header in self.messages]
+        return _PREFIX.pack(_MAGIC, _KIND_MESSAGE, self.nonce) + b"".join(each)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,9 +94,9 @@ def unpack(data: bytes) -> Control:
     if kind == _KIND_HELLO and len(data) == HELLO_BYTES:
         _, _, _, reads_remote, identity = _HELLO.unpack_from(data)
         return Hello(nonce=nonce, reads_remote=reads_remote, identity=ProcessIdentity.unpack(identity))
-    if kind == _KIND_MESSAGE and len(data) == _MESSAGE.size:
-        _, _, _, number, header = _MESSAGE.unpack(data)
-        return Announce(nonce=nonce, number=number, header=MessageHeader.unpack(header))
+    if kind == _KIND_MESSAGE and (len(data) - _PREFIX.size) % _MESSAGE.size == 0:
+        each = _MESSAGE.iter_unpack(data[_PREFIX.size :])
+        return Announce(nonce=nonce, messages=tuple((number, MessageHeader.unpack(header)) for number, header in each))
     if kind == _KIND_BYE and (len(data) - _PREFIX.size) % 8 == 0:
         count = (len(data) - _PREFIX.size) // 8
         return Bye(nonce=nonce, withdrawn=struct.unpack_from(f"<{count}Q", data, _PREFIX.size))

@@ -232,7 +232,7 @@ def test_a_sink_that_places_too_little_is_told_so(source: Transport, destination
     assert "the header says 200" in str(sink.wait_landed(1)[0])
 
 
-@pytest.mark.parametrize("address", [b"", b"nonsense", b"tandem-shm/1/", b"tandem-ucx/1/" + b"x" * 60])
+@pytest.mark.parametrize("address", [b"", b"nonsense", b"tandem-shm/1/", b"tandem-ucx/2/" + b"x" * 60])
 def test_connecting_to_a_malformed_address_fails(source: Transport, address: bytes) -> None:
     with pytest.raises(TransportError):
         source.connect(address)

@@ -190,7 +190,7 @@ def test_garbage_from_a_peer_does_not_stop_the_ucx_transport(caplog: pytest.LogC
     intruder = native.Worker(None)
     endpoint = intruder.connect(wire.unpack_address(transport.address())[1], error_handling=False)
     requests = []
-    for garbage in (b"x", b"TUC1" + bytes(70), secrets.token_bytes(50_000)):
+    for garbage in (b"x", b"TUC2" + bytes(70), secrets.token_bytes(50_000)):
         view = np.frombuffer(garbage, dtype=np.uint8)
         requests += [endpoint.send(view, wire.CONTROL_TAG), endpoint.send(view, wire.payload_tag(5, 5))]
     deadline = time.monotonic() + TIMEOUT_S

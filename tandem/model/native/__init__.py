@@ -48,6 +48,9 @@ class Kernels(Protocol):
     def step_floats(self, *arguments: float) -> int:
         """x, work, positions, rows, slices, tables, numbers and sizes, eps, threads: how many floats `work` needs."""
 
+    def move(self, pieces: int, num_pieces: int, digesting: bool, /) -> int:
+        """Copies int64 `[num_pieces, 3]`: target (0: none), source, bytes; xxh3-64 of more than 240 bytes, or 0."""
+
 
 @cache
 def _loaded() -> Kernels | str:

@@ -18,6 +18,7 @@
 #include "matmul.h"
 #include "attention.h"
 #include "rows.h"
+#include "digest.h"
 
 const struct kernels kernel(kernels) = {
     .name = TEXT_OF(NAME),
@@ -27,4 +28,5 @@ const struct kernels kernel(kernels) = {
     .attend = kernel(attend),
     .rms_norm = kernel(rms_norm),
     .place = kernel(place),
+    .move = kernel(move),
 };

@@ -194,6 +194,18 @@ static PyObject *py_step_floats(PyObject *self, PyObject *const *items, Py_ssize
     return n.failed ? NULL : PyLong_FromLong(step_floats(&step));
 }
 
+static PyObject *py_move(PyObject *self, PyObject *const *items, Py_ssize_t count) {
+    struct numbers n;
+    uint64_t digest;
+    if (begin(&n, items, count, 3)) return NULL;
+    const int64_t *pieces = POINTER(&n);
+    long num_pieces = next(&n);
+    int digesting = (int)next(&n);
+    if (n.failed) return NULL;
+    Py_BEGIN_ALLOW_THREADS digest = chosen->move(pieces, num_pieces, digesting);
+    Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong(digest);
+}
+
 #define FAST(function) ((PyCFunction)(void (*)(void))function)
 
 static PyMethodDef methods[] = {
@@ -210,6 +222,7 @@ static PyMethodDef methods[] = {
     {"step_floats", FAST(py_step_floats), METH_FASTCALL,
      "x, work, tables of positions, rows, slices, tables, slices' number, tokens, hidden, intermediate, heads, KV heads, "
      "head size, block size, eps, threads"},
+    {"move", FAST(py_move), METH_FASTCALL, "pieces, their number, digesting; returns the digest"},
     {NULL, NULL, 0, NULL},
 };
 
