@@ -112,6 +112,7 @@ class UcxLink:
             self._pidfd = pidfd
             self._thread.register(pidfd, select.EPOLLIN, lambda _: self.end("the peer's process ended", peer_dead=True))
         self._hello = self._control(hello.pack())
+        self._others.append(self._hello)
         self._on_open: Callable[[], None] | None = on_open
 
     @property
@@ -121,7 +122,7 @@ class UcxLink:
 
     @property
     def idle(self) -> bool:
-        """Whether UCX holds nothing of this link."""
+        """Whether UCX holds nothing of this link, not even its HELLO."""
         return not self._under_way and not self._others
 
     @property

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
+import time
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
@@ -110,6 +113,19 @@ class Peer:
     def signal(self, number: int) -> None:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
+
+    def stop(self) -> None:
+        """Stops it as SIGSTOP does: it lives, and takes no part in anything."""
+        self.signal(signal.SIGSTOP)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not self.is_stopped():
+            assert time.monotonic() < deadline, "the peer goes on"
+            time.sleep(0.001)
+
+    def is_stopped(self) -> bool:
+        """Whether it is, by the kernel's word."""
+        state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state in ("T", "t")
 
     def wait(self) -> None:
         """Until the process has ended."""

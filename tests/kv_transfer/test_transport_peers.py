@@ -78,7 +78,7 @@ def test_a_receiver_that_is_killed_fails_its_senders(transport: Transport) -> No
     with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
         memory = transport.allocate(LARGE)
         link = transport.connect(peer.address())
-        peer.signal(signal.SIGSTOP)
+        peer.stop()
         sends = [link.send(make_header([memory]), [memory]) for _ in range(50)]
         peer.signal(signal.SIGKILL)
         assert isinstance(sends[-1].exception(TIMEOUT_S), LinkClosed)
@@ -110,17 +110,16 @@ def test_after_a_killed_sender_the_next_one_is_served(transport: Transport) -> N
 
 
 @pytest.mark.parametrize("num_bytes", [100, LARGE])
-def test_closing_a_link_to_a_stopped_receiver_takes_less_than_a_second(transport: Transport, num_bytes: int) -> None:
+def test_closing_a_link_does_not_wait_for_a_stopped_receiver(transport: Transport, num_bytes: int) -> None:
     with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
         memory = transport.allocate(num_bytes)
         link = transport.connect(peer.address())
-        peer.signal(signal.SIGSTOP)
+        peer.stop()
         sends = [link.send(make_header([memory]), [memory]) for _ in range(5000 if num_bytes == 100 else 50)]
-        started = time.monotonic()
         link.close()
-        assert not wait(sends, 1.0).not_done
-        assert time.monotonic() - started < 1.0
+        assert all(send.done() for send in sends)
         assert isinstance(sends[-1].exception(), LinkClosed)
+        assert peer.is_stopped()
 
 
 def test_a_receiver_that_goes_on_after_the_link_was_closed_disturbs_nobody(transport: Transport) -> None:
@@ -128,7 +127,7 @@ def test_a_receiver_that_goes_on_after_the_link_was_closed_disturbs_nobody(trans
         memory = transport.allocate(LARGE)
         address = peer.address()
         link = transport.connect(address)
-        peer.signal(signal.SIGSTOP)
+        peer.stop()
         for _ in range(50):
             link.send(make_header([memory]), [memory])
         link.close()
@@ -143,7 +142,7 @@ def test_quiesce_does_not_wait_for_a_stopped_sender(transport: Transport, piece_
     sink = serving(transport, piece_bytes=piece_bytes)
     with Peer(transport.name, "send", transport.address().hex(), str(LARGE), "8") as peer:
         sink.wait_landed(5)
-        peer.signal(signal.SIGSTOP)
+        peer.stop()
         sink.refuse()
         transport.quiesce(HANDOFF).result(TIMEOUT_S)
         assert len(sink.landings) == len(sink.placed)
@@ -153,18 +152,18 @@ def test_quiesce_does_not_wait_for_a_stopped_sender(transport: Transport, piece_
         assert not sink.memory.any()
 
 
-def test_closing_a_transport_with_a_stopped_peer_takes_less_than_two_seconds(transport: Transport) -> None:
+def test_closing_a_transport_does_not_wait_for_a_stopped_peer(transport: Transport) -> None:
     with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
         address = peer.address()
         other = make_transport(transport.name, worker_id=WorkerId("other"))  # type: ignore[arg-type]
         memory = other.allocate(LARGE)
         link = other.connect(address)
-        peer.signal(signal.SIGSTOP)
+        peer.stop()
         sends = [link.send(make_header([memory]), [memory]) for _ in range(50)]
-        started = time.monotonic()
         other.close()
-        assert time.monotonic() - started < 2.0
-        assert isinstance(sends[-1].exception(TIMEOUT_S), LinkClosed)
+        assert all(send.done() for send in sends)
+        assert isinstance(sends[-1].exception(), LinkClosed)
+        assert peer.is_stopped()
 
 
 def test_garbage_from_a_peer_does_not_stop_the_shm_transport() -> None:

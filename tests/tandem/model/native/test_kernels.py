@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -217,3 +219,30 @@ def test_a_wrong_number_of_arguments_is_refused(own: Kernels) -> None:
 def test_an_argument_of_the_wrong_type_is_refused(own: Kernels) -> None:
     with pytest.raises(TypeError):
         own.rms_norm("x", 0, 0, 0, 0, 1.0, 1)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_bytes=st.sampled_from([241, 1024, 1025, 1088, 2049]) | st.integers(241, 9000) | st.integers(1 << 20, 1_060_000),
+    cuts=st.lists(st.floats(0, 1), max_size=6),
+    offsets=st.tuples(st.integers(0, 63), st.sampled_from([0, 64]) | st.integers(0, 63)),
+    copying=st.booleans(),
+    digesting=st.booleans(),
+)
+def test_bytes_moved_in_pieces_arrive_and_have_the_digest_of_the_whole(
+    own: Kernels, num_bytes: int, cuts: list[float], offsets: tuple[int, int], copying: bool, digesting: bool
+) -> None:
+    source, target = (torch.zeros(num_bytes + 128, dtype=torch.uint8)[offset:] for offset in offsets)
+    source.random_(0, 255)
+    bounds = sorted({0, num_bytes, *(int(cut * num_bytes) for cut in cuts)})
+    pieces = torch.tensor(
+        [
+            (target.data_ptr() + start if copying else 0, source.data_ptr() + start, end - start)
+            for start, end in pairwise(bounds)
+        ]
+    )
+    found = own.move(pieces.data_ptr(), len(pieces), digesting or not copying)
+    expected = xxhash.xxh3_64_intdigest(source[:num_bytes].numpy().data) if digesting or not copying else 0
+    assert found == expected
+    assert torch.equal(target[:num_bytes], source[:num_bytes] if copying else torch.zeros_like(source[:num_bytes]))
+    assert not target[num_bytes:].any()

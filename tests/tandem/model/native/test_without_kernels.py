@@ -42,7 +42,7 @@ def test_kernels_that_were_not_built_are_said_once_and_torch_multiplies(
 
 
 def test_the_kernels_for_any_processor_give_what_those_for_this_one_give() -> None:
-    chosen = "packed_product or rows_beside or gated or over_many_pieces or normed_rotated"
+    chosen = "packed_product or rows_beside or gated or over_many_pieces or normed_rotated or moved_in"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
     result = subprocess.run(
         [*command, str(Path(__file__).with_name("test_kernels.py"))],
