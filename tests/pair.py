@@ -78,6 +78,8 @@ class PairOptions:
     max_resends: int = 1
     layers_per_message: int = 1
     """Fixed, so that tests know their messages; 0 as measured."""
+    min_gbps: float = 0.0
+    strict: bool = False
     make_executor: Callable[..., Executor] | None = None
     """Takes `num_blocks` and `allocate`; without one, the model is loaded."""
     decode_fingerprint: str = ""
@@ -232,6 +234,8 @@ async def _prefill_worker(
             lease_s=options.lease_s,
             max_resends=options.max_resends,
             layers_per_message=options.layers_per_message,
+            min_gbps=options.min_gbps,
+            strict=options.strict,
         ),
         on_crash=on_crash,
         tiers=await _tiers(options, WorkerId("prefill-0"), executor, facts.fingerprint),

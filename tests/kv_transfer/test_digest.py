@@ -1,4 +1,4 @@
-"""A payload's digest is the same however it is cut and copied, and another one for any damage that a transfer may do."""
+"""A payload's digest is the same however it is cut and copied, and another one for any damage a transfer may do."""
 
 from __future__ import annotations
 

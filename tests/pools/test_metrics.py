@@ -104,6 +104,31 @@ def test_the_link_says_which_transport_it_uses_and_what_was_negotiated(gqa: Path
     with_pair(gqa, PairOptions(), body)
 
 
+@pytest.mark.parametrize(("min_gbps", "is_slow"), [(0.0, 0), (1e6, 1)])
+def test_what_was_measured_of_a_link_shows_and_whether_it_is_below_the_floor(
+    gqa: Path, min_gbps: float, is_slow: int
+) -> None:
+    async def body(pair: Pair) -> None:
+        await pair.run(make_prompt(20))
+        prefill = (await scrape_both(pair))["prefill worker"]
+        assert value(prefill, "tandem_kv_link_slow", peer="decode-0") == is_slow
+        [link] = pair.prefill.links.links()
+        assert value(prefill, "tandem_kv_link_probed_bytes_per_second", peer="decode-0") == link.speed.bytes_per_s
+        assert value(prefill, "tandem_kv_link_latency_seconds", peer="decode-0") == link.speed.latency_s
+
+    with_pair(gqa, PairOptions(min_gbps=min_gbps), body)
+
+
+def test_a_strict_floor_fails_the_request_and_moves_nothing(gqa: Path) -> None:
+    async def body(pair: Pair) -> None:
+        with pytest.raises(TandemError, match=r"transfer\.strict"):
+            await pair.run(make_prompt(20))
+        await pair.settled()
+        assert pair.decode.receiver.arrived.num_messages == 0
+
+    with_pair(gqa, PairOptions(min_gbps=1e6, strict=True), body)
+
+
 def test_a_corrupted_message_is_counted_as_asked_for_again(gqa: Path) -> None:
     async def body(pair: Pair) -> None:
         await pair.run(make_prompt(20))
