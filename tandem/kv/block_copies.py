@@ -22,7 +22,7 @@ class BlockCopies:
         self._num_layers = layout.num_layers
         self._size = layout.block_layer_bytes // 8
         """Of a block in one layer, in words of 8 bytes."""
-        self._layers = cache.slab.view(torch.int64).view(layout.num_layers, cache.num_blocks, self._size).unbind(0)
+        self._layers = cache.slab.view(torch.int64).view(layout.num_layers, -1, self._size).unbind(0)
 
     @property
     def block_bytes(self) -> int:

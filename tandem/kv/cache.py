@@ -37,6 +37,11 @@ class KvCache:
         self.layers = tuple(slab.view(TORCH_DTYPE[layout.dtype]).view(shape).unbind(0))
         self._bytes = slab.view(layout.num_layers, num_blocks * layout.block_layer_bytes)
 
+    def set_aside(self) -> BlockId:
+        """Takes the last block out of `num_blocks`, for the engine's own use. Before anybody counts blocks."""
+        self.num_blocks -= 1
+        return BlockId(self.num_blocks)
+
     def segments(
         self, layer: int, block_ids: Sequence[BlockId], heads: range | None = None
     ) -> list[torch.Tensor]:
@@ -56,7 +61,8 @@ class KvCache:
 
     def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
         """Copies whole blocks in all layers; no block is on both sides."""
-        source, destination = torch.tensor(sources), torch.tensor(destinations)
+        device = self.slab.device
+        source, destination = torch.tensor(sources, device=device), torch.tensor(destinations, device=device)
         for layer in self.layers:
             layer.index_copy_(0, destination, layer.index_select(0, source))
 

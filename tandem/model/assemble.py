@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from tandem.errors import ModelLoadError
+from tandem.model.device_io import HOST
 from tandem.model.linear import Matrix, empty_matrix, packed
 from tandem.model.parallel import ModelShard
 from tandem.model.rope import RotaryFrequencies
@@ -56,30 +57,33 @@ class _Part:
 class Assembler:
     """Reads, checks, cuts and fuses."""
 
-    def __init__(self, shard: ModelShard, source: TensorSource, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shard: ModelShard, source: TensorSource, dtype: torch.dtype, *, device: torch.device = HOST
+    ) -> None:
         self._shard = shard
         self._spec = shard.spec
         self._read = source.read
         self._names = source.names
         self._dtype = dtype
+        self._device = device
 
     def weights(self, frequencies: tuple[RotaryFrequencies, ...]) -> Weights:
         """All that the rank needs. Raises ModelLoadError, naming origin and tensor."""
         spec, names, shard = self._spec, self._names, self._shard
         embedding = self._embedding() if shard.is_first or (shard.is_last and spec.tie_word_embeddings) else None
-        nothing = torch.empty(0, spec.hidden_size, dtype=self._dtype)
+        nothing = torch.empty(0, spec.hidden_size, dtype=self._dtype, device=self._device)
         return Weights(
             embedding=self._scaled(embedding) if embedding is not None and shard.is_first else nothing,
             layers=tuple(self._layer(index) for index in shard.layers),
             final_norm=self._norm(names.final_norm, spec.hidden_size) if shard.is_last else torch.empty(0),
             lm_head=self._lm_head(embedding) if shard.is_last else nothing.t(),
-            frequencies=frequencies,
+            frequencies=tuple(each.to(self._device) for each in frequencies),
         )
 
     def _embedding(self) -> torch.Tensor:
         """As it is stored, of the token ids that are this rank's."""
         shape = (self._spec.vocab_size, self._spec.hidden_size)
-        return self._read(self._names.embedding, shape, rows=self._shard.vocabulary).to(self._dtype)
+        return self._read(self._names.embedding, shape, rows=self._shard.vocabulary).to(self._device, self._dtype)
 
     def _scaled(self, embedding: torch.Tensor) -> torch.Tensor:
         """In the weights' own precision, as the families that scale do it."""
@@ -92,7 +96,7 @@ class Assembler:
         if not self._spec.tie_word_embeddings:
             return self._matrix(hidden, {self._names.lm_head: _Part(size=self._spec.vocab_size, rows=rows)})
         assert embedding is not None
-        return packed(empty_matrix(hidden, len(rows), self._dtype).copy_(embedding.t()))
+        return packed(self._empty(hidden, len(rows)).copy_(embedding.t()))
 
     def _layer(self, index: int) -> LayerWeights:
         names, hidden = self._names, self._spec.hidden_size
@@ -150,7 +154,7 @@ class Assembler:
         )
 
     def _norm(self, name: str, size: int) -> torch.Tensor:
-        return self._read(name, (size,)).to(torch.float32) + self._spec.norm_offset
+        return self._read(name, (size,)).to(self._device, torch.float32) + self._spec.norm_offset
 
     def _optional_norm(self, prefix: str, name: str | None, size: int) -> torch.Tensor | None:
         return None if name is None else self._norm(prefix + name, size)
@@ -160,11 +164,14 @@ class Assembler:
         if not parts:
             return None
         found = [self._read(name, (part.size,), rows=part.rows) for name, part in parts.items()]
-        return torch.cat([bias.to(self._dtype) for bias in found])
+        return torch.cat([bias.to(self._device, self._dtype) for bias in found])
+
+    def _empty(self, num_in: int, num_out: int) -> torch.Tensor:
+        return empty_matrix(num_in, num_out, self._dtype, self._device)
 
     def _matrix(self, num_in: int, parts: Mapping[str, _Part], *, gated: bool = False) -> Matrix:
         """Parts side by side as `[in, sum of rows]`, by name."""
-        matrix = empty_matrix(num_in, sum(len(part.rows) for part in parts.values()), self._dtype)
+        matrix = self._empty(num_in, sum(len(part.rows) for part in parts.values()))
         start = 0
         for name, part in parts.items():
             rows = self._read(name, (part.size, num_in), rows=part.rows)
@@ -176,7 +183,7 @@ class Assembler:
         """`[columns, H]`: what brings this rank's part of a layer back into the residual stream."""
         hidden = self._spec.hidden_size
         part = self._read(name, (hidden, num_in), columns=None if len(columns) == num_in else columns)
-        return packed(empty_matrix(len(columns), hidden, self._dtype).copy_(part.t()))
+        return packed(self._empty(len(columns), hidden).copy_(part.t()))
 
 
 def _numbered(names: DenseNames, expert: int) -> DenseNames:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tandem.kv.layout import KvLayout
+from tandem.model.device_io import Put, stay
 from tandem.model.executor import SequenceSlice
 from tandem.model.rope import RotaryFrequencies, RotaryTables, rotary_tables
 
@@ -33,7 +34,9 @@ class SliceRange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlatBatch:
-    """The whole batch. `kv_rows` and what attention builds index a layer seen as rows of `head_dim` numbers."""
+    """The whole batch, on the device that computes. `kv_rows` and what attention builds index a layer seen as rows of
+    `head_dim` numbers; `slices` stay on the host, where attention is planned.
+    """
 
     token_ids: torch.Tensor
     """`[num_tokens]` int64"""
@@ -42,13 +45,11 @@ class FlatBatch:
     """One for each of the model's kinds of positions."""
     kv_rows: torch.Tensor
     """`[num_tokens * 2 * num_kv_heads]` int64: where each token's K heads, then its V heads go."""
-    sampled: torch.Tensor
-    """`[num_sampled]` int64: the last token of each slice with choices."""
 
 
 def cache_rows(layout: KvLayout, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Row of (block, K or V, head, offset) for tokens at `blocks`, `offsets` `[n]`: `[n, 2 * num_kv_heads]`."""
-    planes = torch.arange(2 * layout.num_kv_heads)
+    planes = torch.arange(2 * layout.num_kv_heads, device=blocks.device)
     first = blocks.unsqueeze(1) * (2 * layout.num_kv_heads) + planes
     return first * layout.block_size + offsets.unsqueeze(1)
 
@@ -70,20 +71,24 @@ def _range(piece: SequenceSlice, q_start: int, layout: KvLayout) -> SliceRange:
 
 
 def build_batch(
-    pieces: Sequence[SequenceSlice], layout: KvLayout, frequencies: Sequence[RotaryFrequencies]
+    pieces: Sequence[SequenceSlice],
+    layout: KvLayout,
+    frequencies: Sequence[RotaryFrequencies],
+    *,
+    put: Put = stay,
 ) -> FlatBatch:
-    """Lays the slices out in their order."""
+    """Lays the slices out in their order, on the host, and puts them where `frequencies` are."""
     slices: list[SliceRange] = []
     for piece in pieces:
         slices.append(_range(piece, slices[-1].q_end if slices else 0, layout))
     positions = torch.cat([torch.arange(s.num_computed, s.kv_length) for s in slices])
     size = layout.block_size
     blocks = torch.cat([s.block_ids[torch.arange(s.num_computed, s.kv_length) // size] for s in slices])
-    last = [s.q_end - 1 for s, piece in zip(slices, pieces, strict=True) if piece.choices]
+    rows = cache_rows(layout, blocks, positions % size).reshape(-1)
+    there = put(positions)
     return FlatBatch(
-        token_ids=torch.tensor([token for piece in pieces for token in piece.token_ids], dtype=torch.int64),
+        token_ids=put(torch.tensor([token for piece in pieces for token in piece.token_ids], dtype=torch.int64)),
         slices=tuple(slices),
-        rotary=tuple(rotary_tables(positions, each) for each in frequencies),
-        kv_rows=cache_rows(layout, blocks, positions % size).reshape(-1),
-        sampled=torch.tensor(last, dtype=torch.int64),
+        rotary=tuple(rotary_tables(there, each) for each in frequencies),
+        kv_rows=put(rows),
     )

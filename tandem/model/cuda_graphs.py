@@ -1,15 +1,13 @@
-"""Decode as captured CUDA graphs: a ladder of batch sizes, each captured once and replayed with new inputs.
+"""Work captured as CUDA graphs, one for each of a ladder of batch sizes, and replayed with new inputs.
 
-Owns which size a batch is padded to and when a graph is captured; what one iteration does is the caller's. Not wired to
-the executor and never run on a GPU; the ladder is tested with a recorder in place of CUDA.
+Owns when a graph is captured and how; what an iteration does is the caller's (`graphed_decode.py`), which sizes there
+are is `decode_inputs.py`'s. Captures have never been run on a GPU; the ladder is tested with recorders in their place.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -27,63 +25,47 @@ class Graph(Protocol):
 class Capturer(Protocol):
     """How graphs are made; `torch.cuda` in life."""
 
-    def new(self) -> Graph:
-        """An empty graph."""
-
-    def capture(self, graph: Graph) -> AbstractContextManager[None]:
-        """Records what is launched within."""
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """Records what `run` launches, without doing it."""
 
 
 class CudaCapturer:
-    """torch's own."""
+    """torch's own. All graphs share one pool of memory: they are replayed one after another, on one stream."""
 
-    def new(self) -> Graph:
-        """See `Capturer.new`."""
-        return torch.cuda.CUDAGraph()
+    def __init__(self, cuda: Any = torch.cuda) -> None:
+        self._cuda = cuda
+        self._pool = cuda.graph_pool_handle()
 
-    def capture(self, graph: Graph) -> AbstractContextManager[None]:
-        """See `Capturer.capture`."""
-        assert isinstance(graph, torch.cuda.CUDAGraph)
-        return torch.cuda.graph(graph)
-
-
-def ladder(largest: int) -> tuple[int, ...]:
-    """Sizes to capture: 1, 2, 4, then multiples of 8, up to and with `largest`; padding stays below 8 rows."""
-    return tuple(sorted({size for size in (1, 2, 4, *range(8, largest, 8)) if size < largest} | {largest}))
-
-
-def rung(sizes: Sequence[int], num_sequences: int) -> int | None:
-    """The smallest of the ascending `sizes` that holds `num_sequences`; None when none does."""
-    index = bisect_left(sizes, num_sequences)
-    return sizes[index] if index < len(sizes) else None
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """See `Capturer.capture`. What other threads (transfers) ask of the GPU meanwhile does not spoil it."""
+        graph: Graph = self._cuda.CUDAGraph()
+        with self._cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            run()
+        return graph
 
 
 class GraphLadder:
     """One graph for each size that has been asked for. `run(size)` reads inputs of that size where they always are."""
 
     def __init__(self, run: Callable[[int], None], sizes: Sequence[int], capturer: Capturer) -> None:
+        self.sizes = tuple(sorted(sizes))
         self._run = run
-        self._sizes = tuple(sorted(sizes))
         self._capturer = capturer
         self._graphs: dict[int, Graph] = {}
 
-    def replay(self, num_sequences: int) -> int | None:
-        """Runs the iteration padded to a rung, capturing it when it is new; the rung, None when the batch is too large.
+    @property
+    def num_captured(self) -> int:
+        """Graphs so far."""
+        return len(self._graphs)
 
-        The caller has put inputs in place and padded them (`page_table.padded_decode`).
-        """
-        size = rung(self._sizes, num_sequences)
-        if size is None:
-            return None
+    def replay(self, size: int) -> None:
+        """Runs the iteration at one of `sizes`, capturing it when it is new. Inputs and tables are in place."""
+        assert size in self.sizes
         if size not in self._graphs:
             self._graphs[size] = self._captured(size)
         self._graphs[size].replay()
-        return size
 
     def _captured(self, size: int) -> Graph:
         for _ in range(NUM_WARM_UPS):
             self._run(size)
-        graph = self._capturer.new()
-        with self._capturer.capture(graph):
-            self._run(size)
-        return graph
+        return self._capturer.capture(lambda: self._run(size))

@@ -6,13 +6,14 @@ samples nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Protocol
 
 import torch
 
 from tandem.kv.cache import KvCache
-from tandem.model.attention.base import AttentionBackend
+from tandem.model.attention.base import AttentionBackend, AttentionOptions, AttentionPlan
 from tandem.model.attention.native import NativeAttention
 from tandem.model.batch import FlatBatch
 from tandem.model.executor import LayerHook
@@ -82,6 +83,26 @@ class Decoder:
         if self._fused is not None:
             return self._fused.run(x, batch, on_layer, before_layer)
         plans = {options: self._backend.plan(batch, options) for options in self._kinds}
+        return self._run(x, batch, plans, on_layer=on_layer, before_layer=before_layer)
+
+    @property
+    def kinds(self) -> frozenset[AttentionOptions]:
+        """In what the layers here differ: each kind has a plan of its own."""
+        return frozenset(self._kinds)
+
+    def run_planned(self, batch: FlatBatch, plans: Mapping[AttentionOptions, AttentionPlan]) -> torch.Tensor:
+        """The same from token ids on, with attention planned already for each of `kinds`."""
+        return self._run(self._embed(batch.token_ids), batch, plans)
+
+    def _run(
+        self,
+        x: torch.Tensor,
+        batch: FlatBatch,
+        plans: Mapping[AttentionOptions, AttentionPlan],
+        *,
+        on_layer: LayerHook | None = None,
+        before_layer: LayerHook | None = None,
+    ) -> torch.Tensor:
         for index, (attention, mlp) in enumerate(zip(self._attentions, self._feed_forwards, strict=True)):
             if before_layer is not None:
                 before_layer(index)
@@ -107,7 +128,7 @@ class Decoder:
         Of the vocabulary that is this rank's. The next call overwrites them.
         """
         if not len(hidden):
-            return torch.empty(0, self._weights.lm_head.shape[1])
+            return torch.empty(0, self._weights.lm_head.shape[1], device=hidden.device)
         rows = rms_norm(hidden, self._weights.final_norm, self._spec.rms_norm_eps)
         logits = project_in(self._logits, rows, self._weights.lm_head)
         cap = self._spec.logit_softcap

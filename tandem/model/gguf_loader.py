@@ -14,6 +14,7 @@ import torch
 from tandem.errors import ModelLoadError
 from tandem.model.assemble import Assembler, TensorSource, check_shape
 from tandem.model.config_fields import ConfigFields
+from tandem.model.device_io import HOST
 from tandem.model.digest import Span, sampled_digest
 from tandem.model.gguf_file import GgufFile
 from tandem.model.parallel import ModelShard
@@ -132,14 +133,14 @@ class GgufModel:
             return weight
         return _unpermute(weight, weight.shape[0] // self.spec.head_dim)
 
-    def load(self, dtype: torch.dtype, shard: ModelShard) -> Weights:
+    def load(self, dtype: torch.dtype, shard: ModelShard, device: torch.device = HOST) -> Weights:
         """Reads and dequantizes what a rank needs. Raises ModelLoadError naming file and tensor."""
         frequencies = rotary_frequencies(self.spec.ropes[0], self.spec.head_dim)
         if "rope_freqs.weight" in self._file.tensors:  # Llama 3's scaling comes as divisors
             divisors = self._file.read("rope_freqs.weight")
             frequencies = RotaryFrequencies(frequencies.inverse / divisors, frequencies.scale)
         source = TensorSource(read=self._read, names=self._names)
-        return Assembler(shard, source, dtype).weights((frequencies,))
+        return Assembler(shard, source, dtype, device=device).weights((frequencies,))
 
 
 def _rope(config: ConfigFields, prefix: str) -> RopeSpec:

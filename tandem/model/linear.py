@@ -1,8 +1,8 @@
 """Matrix products as the model uses them, and the memory order in which each precision multiplies fastest on a CPU.
 
 Matrices are `[in, out]` to their users. fp32 is stored so too, which streams in order even for one row, with rows
-padded by a cache line: a row length of a multiple of 4 KiB would put all rows into the same cache sets. bf16 is
-stored output-major, the order that oneDNN and torch's one-row kernel want. Where our own kernels are, they have an
+padded by a cache line: a row length of a multiple of 4 KiB would put all rows into the same cache sets. bf16, and all
+on a GPU, is stored output-major, the order that oneDNN, torch's one-row kernel and cuBLAS want. Our own kernels have an
 order of theirs (`native/packed.py`), but for bf16 on processors that multiply it: there oneDNN is faster.
 """
 
@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch.nn import functional
 
+from tandem.model.device_io import HOST
 from tandem.model.native import kernels
 from tandem.model.native.packed import PackedMatrix
 from tandem.model.native.room import Room
@@ -30,10 +31,10 @@ def _has_fast_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def empty_matrix(num_in: int, num_out: int, dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialised `[in, out]` in the order that suits `dtype`."""
-    if dtype != torch.float32:
-        return torch.empty(num_out, num_in, dtype=dtype).t()
+def empty_matrix(num_in: int, num_out: int, dtype: torch.dtype, device: torch.device = HOST) -> torch.Tensor:
+    """Uninitialised `[in, out]` in the order that suits `dtype` on `device`."""
+    if dtype != torch.float32 or device != HOST:
+        return torch.empty(num_out, num_in, dtype=dtype, device=device).t()
     return torch.empty(num_in, num_out + _PAD_BYTES // dtype.itemsize, dtype=dtype)[:, :num_out]
 
 
@@ -46,7 +47,7 @@ def packed(matrix: torch.Tensor, *, gated: bool = False) -> Matrix:
 
 
 def _widen(x: torch.Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and len(x) > 1 and not _has_fast_bf16()
+    return x.is_cpu and x.dtype == torch.bfloat16 and len(x) > 1 and not _has_fast_bf16()
 
 
 def project_in(room: Room, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from tandem.errors import ModelLoadError
 from tandem.kv.cache import TORCH_DTYPE
 from tandem.kv.layout import Dtype
+from tandem.model.device_io import HOST
 from tandem.model.files import ModelFiles
 from tandem.model.gguf_loader import GgufModel
 from tandem.model.parallel import ModelShard
@@ -24,12 +27,19 @@ def load_spec(files: ModelFiles) -> ModelSpec:
     return _open(files).spec
 
 
-def load_weights(files: ModelFiles, spec: ModelSpec, dtype: Dtype, shard: ModelShard | None = None) -> Weights:
-    """A rank's weights, or all of them, in `dtype`, fused for the forward pass.
+def load_weights(
+    files: ModelFiles,
+    spec: ModelSpec,
+    dtype: Dtype,
+    shard: ModelShard | None = None,
+    *,
+    device: torch.device = HOST,
+) -> Weights:
+    """A rank's weights, or all of them, in `dtype` on `device`, fused for the forward pass.
 
     Raises ModelLoadError, naming file and tensor.
     """
     model = _open(files)
     if model.spec.weights_digest != spec.weights_digest:
         raise ModelLoadError(f"{files.weights[0]}: the weights changed since the model was opened")
-    return model.load(TORCH_DTYPE[dtype], shard or ModelShard(spec=spec))
+    return model.load(TORCH_DTYPE[dtype], shard or ModelShard(spec=spec), device)

@@ -70,7 +70,7 @@ class ExpertsMlp:
         order = chosen.flatten().argsort(stable=True)
         tokens = order // self._spec.num_chosen
         rows, share = normed.index_select(0, tokens), shares.flatten().index_select(0, order).unsqueeze(1)
-        total = torch.zeros(x.shape, dtype=torch.float32)
+        total = x.new_zeros(x.shape, dtype=torch.float32)
         start = 0
         for expert, count in enumerate(chosen.flatten().bincount(minlength=self._spec.num_experts).tolist()):
             part = slice(start, start + count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -16,13 +16,18 @@ from tandem.types import BlockId, SamplingParams, TokenLogprobs
 _WARM_UP_TOKENS = 32
 
 
-def outputs_of(batch: Sequence[SequenceSlice], logits: Iterator[torch.Tensor]) -> list[SliceOutput]:
-    """One entry for each slice. `logits` are those of `stage.row_groups`, in order; all of them are taken."""
-    tokens = iter(choose(next(logits), [piece.choices for piece in batch if piece.choices]))
+def outputs_of(
+    batch: Sequence[SequenceSlice], logits: Iterator[torch.Tensor], get: Callable[[torch.Tensor], torch.Tensor]
+) -> list[SliceOutput]:
+    """One entry for each slice. `logits` are those of `stage.row_groups`, in order; all of them are taken.
+
+    `get` brings a tensor from the device that computes to the host.
+    """
+    tokens = iter(choose(next(logits), [piece.choices for piece in batch if piece.choices], get))
     outputs = [
         SliceOutput(
             tokens=next(tokens) if piece.choices else (),
-            scores=_scores(piece.scoring, logits) if piece.scoring else (),
+            scores=_scores(piece.scoring, logits, get) if piece.scoring else (),
         )
         for piece in batch
     ]
@@ -30,11 +35,13 @@ def outputs_of(batch: Sequence[SequenceSlice], logits: Iterator[torch.Tensor]) -
     return outputs
 
 
-def _scores(scoring: Scoring, logits: Iterator[torch.Tensor]) -> tuple[TokenLogprobs, ...]:
+def _scores(
+    scoring: Scoring, logits: Iterator[torch.Tensor], get: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[TokenLogprobs, ...]:
     scores: list[TokenLogprobs] = []
     for start in range(0, len(scoring.targets), SCORED_ROWS):
         targets = scoring.targets[start : start + SCORED_ROWS]
-        scores += report(next(logits).log_softmax(-1), targets, [scoring.num_top] * len(targets))
+        scores += report(get(next(logits).log_softmax(-1)), targets, [scoring.num_top] * len(targets))
     return tuple(scores)
 
 

@@ -26,6 +26,10 @@ class RotaryFrequencies(NamedTuple):
     inverse: torch.Tensor
     scale: float = 1.0
 
+    def to(self, device: torch.device) -> RotaryFrequencies:
+        """The same on a device."""
+        return RotaryFrequencies(self.inverse.to(device), self.scale)
+
 
 def rotary_frequencies(rope: RopeSpec, head_dim: int) -> RotaryFrequencies:
     """What a spec says, as numbers."""

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from tandem.errors import ModelLoadError
 from tandem.model.assemble import Assembler, TensorSource, check_shape
 from tandem.model.config_fields import ConfigFields
+from tandem.model.device_io import HOST
 from tandem.model.digest import Span, sampled_digest
 from tandem.model.families.family import Identity
 from tandem.model.families.registry import read_config
@@ -83,11 +84,11 @@ class SafetensorsModel:
             raise ModelLoadError(f"{path}: tensor {name} cannot be read: {exc}") from exc
         return tensor
 
-    def load(self, dtype: torch.dtype, shard: ModelShard) -> Weights:
+    def load(self, dtype: torch.dtype, shard: ModelShard, device: torch.device = HOST) -> Weights:
         """Reads what a rank needs. Raises ModelLoadError naming file and tensor."""
         source = TensorSource(read=self._read, names=self._family.names)
         frequencies = tuple(rotary_frequencies(rope, self.spec.head_dim) for rope in self.spec.ropes)
-        return Assembler(shard, source, dtype).weights(frequencies)
+        return Assembler(shard, source, dtype, device=device).weights(frequencies)
 
 
 def _slices(rows: range | None, columns: range | None) -> slice | tuple[slice, slice]:

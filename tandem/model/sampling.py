@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from tandem.model.choice import Choice
+from tandem.model.device_io import stay
 from tandem.model.logits import shape_logits
 from tandem.model.logprobs import report
 from tandem.model.sampler import sample_rows
 from tandem.types import SampledToken, TokenLogprobs
 
 
-def choose(logits: torch.Tensor, groups: Sequence[Sequence[Choice]]) -> list[tuple[SampledToken, ...]]:
-    """A token for each choice. Row `i` of logits `[num_groups, vocab]` (fp32, overwritten) is that of `groups[i]`."""
+def _takes_most_likely(choice: Choice) -> bool:
+    sampling = choice.sampling
+    return choice.is_plain and sampling.temperature == 0.0 and sampling.num_logprobs is None
+
+
+def choose(
+    logits: torch.Tensor, groups: Sequence[Sequence[Choice]], get: Callable[[torch.Tensor], torch.Tensor] = stay
+) -> list[tuple[SampledToken, ...]]:
+    """A token for each choice. Row `i` of logits `[num_groups, vocab]` (fp32, overwritten) is that of `groups[i]`.
+
+    `get` brings a tensor to the host: token ids where all choices take the most likely token, else all rows.
+    """
     choices = [choice for group in groups for choice in group]
     if not choices:
         return []
+    if all(map(_takes_most_likely, choices)):
+        ids = get(logits.argmax(dim=-1)).tolist()
+        return [(SampledToken(token_id=best),) * len(group) for group, best in zip(groups, ids, strict=True)]
+    logits = get(logits)
     if len(choices) > len(groups):
         logits = logits.repeat_interleave(torch.tensor([len(group) for group in groups]), dim=0)
     wanted = {row: c.sampling.num_logprobs for row, c in enumerate(choices) if c.sampling.num_logprobs is not None}

@@ -70,7 +70,7 @@ class TorchExecutor:
         before_layer: LayerHook | None = None,
     ) -> list[SliceOutput]:
         """See `Executor.execute`."""
-        return outputs_of(batch, self.stage.run(batch, on_layer, before_layer))
+        return outputs_of(batch, self.stage.run(batch, on_layer, before_layer), self.stage.io.get)
 
     def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
         """See `Executor.copy_blocks`."""
@@ -100,6 +100,6 @@ def load_executor(
     spec = load_spec(files)
     layout = spec.kv_layout(block_size=block_size, dtype=dtype)
     cache = KvCache(layout, num_blocks, allocate(layout.slab_bytes(num_blocks)))
-    weights = load_weights(files, spec, dtype)
+    weights = load_weights(files, spec, dtype, device=cache.slab.device)
     tokenizer_file = files.tokenizer_dir / "tokenizer.json"
     return TorchExecutor(spec, weights, cache, tokenizer_file=tokenizer_file, num_threads=num_threads)

@@ -53,7 +53,7 @@ class ParallelExecutor:
     ) -> list[SliceOutput]:
         """See `Executor.execute`; the hooks hear of the layers of this rank. Raises TransportError without a rank."""
         self.hub.broadcast(Kind.BATCH, pack_batch(batch, self.cache.layout.block_size))
-        return outputs_of(batch, self._stage.run(batch, on_layer, before_layer))
+        return outputs_of(batch, self._stage.run(batch, on_layer, before_layer), self._stage.io.get)
 
     def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
         """See `Executor.copy_blocks`."""

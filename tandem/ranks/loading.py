@@ -63,7 +63,7 @@ def load_rank(
     sharding = shard.sharding(block_size=model.block_size)
     slab = allocate(layout.slab_bytes(num_blocks))
     cache = KvCache(layout, num_blocks, slab, sharding=sharding, rank=shape.rank)
-    weights = load_weights(files, spec, model.dtype, shard)
+    weights = load_weights(files, spec, model.dtype, shard, device=slab.device)
     load_s = time.monotonic() - started_s
     others = join_ranks(meet(), shard, slab.device, host=HOST)
     return LoadedRank(

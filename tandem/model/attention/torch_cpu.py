@@ -1,8 +1,9 @@
-"""Attention over the paged cache with torch's own fused kernel; runs on every CPU.
+"""Attention over the paged cache with torch's own fused kernel; runs on every CPU and every GPU.
 
 Slices of several tokens go one by one: their cost is arithmetic. Slices of one token go together in padded tiles,
 one gather and one kernel call each, the query heads of a KV head standing as rows: their cost is overhead where
 contexts are short, and memory where they are long, so a tile is as large as the processor's cache takes.
+Indices and masks are made on the host and put on the device.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from tandem.kv.cache import TORCH_DTYPE
 from tandem.kv.layout import KvLayout
 from tandem.model.attention.base import AttentionOptions
 from tandem.model.attention.scores import capped_attention
 from tandem.model.batch import FlatBatch, SliceRange, context_rows
+from tandem.model.device_io import DeviceIo, HostIo, Put
 
-_TILE_BYTES = 4 << 20
+_TILE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+"""Padded KV of a layer in one call: of a GPU, what may be taken beside the cache."""
 
 
 def _gathered(layer: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -47,15 +51,18 @@ def _chunk_mask(
 class _ChunkPlan:
     """One slice of several tokens."""
 
-    def __init__(self, piece: SliceRange, layout: KvLayout, dtype: torch.dtype, options: AttentionOptions) -> None:
+    def __init__(
+        self, piece: SliceRange, layout: KvLayout, dtype: torch.dtype, *, options: AttentionOptions, put: Put
+    ) -> None:
         self._tokens = slice(piece.q_start, piece.q_end)
         self._options = options
         self._num_kv_heads = layout.num_kv_heads
         start = _window_start(piece.num_computed, options)
         length = piece.kv_length - start
         rows = context_rows(layout, piece.block_ids, torch.arange(start, piece.kv_length))
-        self._rows = rows.reshape(2, 1, layout.num_kv_heads, length)
-        self._mask = _chunk_mask(piece, start, dtype, options)
+        self._rows = put(rows.reshape(2, 1, layout.num_kv_heads, length))
+        mask = _chunk_mask(piece, start, dtype, options)
+        self._mask = None if mask is None else put(mask)
 
     def attend(self, query: torch.Tensor, layer: torch.Tensor, output: torch.Tensor) -> None:
         keys, values = _gathered(layer, self._rows).unbind(0)
@@ -84,7 +91,7 @@ class _TokensPlan:
     """Several slices of one token, longest first."""
 
     def __init__(
-        self, pieces: list[SliceRange], layout: KvLayout, dtype: torch.dtype, options: AttentionOptions
+        self, pieces: list[SliceRange], layout: KvLayout, dtype: torch.dtype, *, options: AttentionOptions, put: Put
     ) -> None:
         self._options = options
         starts = torch.tensor([_window_start(piece.kv_length - 1, options) for piece in pieces])
@@ -97,10 +104,11 @@ class _TokensPlan:
         blocks = tables.gather(1, positions // layout.block_size)
         planes = torch.arange(2 * layout.num_kv_heads).view(2, 1, -1, 1)
         rows = (blocks[:, None] * (2 * layout.num_kv_heads) + planes) * layout.block_size
-        self._rows = rows + (positions % layout.block_size)[:, None]  # [2, num_pieces, num_kv_heads, longest]
-        self._tokens = torch.tensor([piece.q_start for piece in pieces])
+        rows = rows + (positions % layout.block_size)[:, None]
+        self._rows = put(rows.contiguous())  # [2, num_pieces, num_kv_heads, longest]
+        self._tokens = put(torch.tensor([piece.q_start for piece in pieces]))
         past_end = offsets >= lengths.view(-1, 1, 1, 1)
-        self._mask = torch.zeros(past_end.shape, dtype=dtype).masked_fill_(past_end, float("-inf"))
+        self._mask = put(torch.zeros(past_end.shape, dtype=dtype).masked_fill_(past_end, float("-inf")))
         self._num_kv_heads = layout.num_kv_heads
 
     def attend(self, query: torch.Tensor, layer: torch.Tensor, output: torch.Tensor) -> None:
@@ -116,13 +124,15 @@ class _TokensPlan:
         output.index_copy_(0, self._tokens, attended.reshape(tokens.shape))
 
 
-def _tiles(pieces: list[SliceRange], layout: KvLayout, options: AttentionOptions) -> list[list[SliceRange]]:
+def _tiles(
+    pieces: list[SliceRange], layout: KvLayout, options: AttentionOptions, tile_bytes: int
+) -> list[list[SliceRange]]:
     """Groups slices of one token so that the padded KV of a group stays in the cache between gather and kernel."""
     token_bytes = layout.token_bytes // layout.num_layers
     tiles: list[list[SliceRange]] = []
     longest = 0
     for piece in sorted(pieces, key=lambda p: -p.kv_length):
-        if tiles and (len(tiles[-1]) + 1) * longest * token_bytes <= _TILE_BYTES:
+        if tiles and (len(tiles[-1]) + 1) * longest * token_bytes <= tile_bytes:
             tiles[-1].append(piece)
         else:
             tiles.append([piece])
@@ -133,13 +143,15 @@ def _tiles(pieces: list[SliceRange], layout: KvLayout, options: AttentionOptions
 class TorchAttentionPlan:
     """One batch: its chunks, and its single tokens as one piece of work."""
 
-    def __init__(self, batch: FlatBatch, layout: KvLayout, dtype: torch.dtype, options: AttentionOptions) -> None:
+    def __init__(self, batch: FlatBatch, layout: KvLayout, io: DeviceIo, options: AttentionOptions) -> None:
+        dtype = TORCH_DTYPE[layout.dtype]
         single = [piece for piece in batch.slices if piece.q_end - piece.q_start == 1]
         chunks = [piece for piece in batch.slices if piece.q_end - piece.q_start > 1]
         self._parts: list[_ChunkPlan | _TokensPlan] = [
-            _ChunkPlan(piece, layout, dtype, options) for piece in chunks
+            _ChunkPlan(piece, layout, dtype, options=options, put=io.put) for piece in chunks
         ]
-        self._parts += [_TokensPlan(tile, layout, dtype, options) for tile in _tiles(single, layout, options)]
+        tiles = _tiles(single, layout, options, _TILE_BYTES[io.device.type])
+        self._parts += [_TokensPlan(tile, layout, dtype, options=options, put=io.put) for tile in tiles]
 
     def attend(self, query: torch.Tensor, layer: torch.Tensor, output: torch.Tensor) -> None:
         """See `AttentionPlan.attend`."""
@@ -148,12 +160,12 @@ class TorchAttentionPlan:
 
 
 class TorchAttention:
-    """Plans batches for one cache layout."""
+    """Plans batches for one cache layout on one device."""
 
-    def __init__(self, layout: KvLayout, dtype: torch.dtype) -> None:
+    def __init__(self, layout: KvLayout, io: DeviceIo | None = None) -> None:
         self._layout = layout
-        self._dtype = dtype
+        self._io = io or HostIo()
 
     def plan(self, batch: FlatBatch, options: AttentionOptions) -> TorchAttentionPlan:
         """See `AttentionBackend.plan`."""
-        return TorchAttentionPlan(batch, self._layout, self._dtype, options)
+        return TorchAttentionPlan(batch, self._layout, self._io, options)

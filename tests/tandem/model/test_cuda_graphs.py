@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from tandem.model.cuda_graphs import NUM_WARM_UPS, CudaCapturer, Graph, GraphLadder, ladder, rung
+from tandem.model.cuda_graphs import NUM_WARM_UPS, CudaCapturer, Graph, GraphLadder
 
 
 class RecordedGraph:
-    """Runs again what was launched while it was captured."""
+    """Notes how often it is replayed."""
 
-    def __init__(self) -> None:
-        self.launched: list[int] = []
+    def __init__(self, launched: list[int]) -> None:
+        self.launched = launched
         self.num_replays = 0
 
     def replay(self) -> None:
@@ -26,49 +26,56 @@ class Recorder:
     def __init__(self) -> None:
         self.graphs: list[RecordedGraph] = []
         self.run_eagerly: list[int] = []
-        self._open: RecordedGraph | None = None
+        self._launched = self.run_eagerly
 
     def launch(self, size: int) -> None:
-        (self.run_eagerly if self._open is None else self._open.launched).append(size)
+        self._launched.append(size)
 
-    def new(self) -> Graph:
-        self.graphs.append(RecordedGraph())
+    def capture(self, run: Callable[[], None]) -> Graph:
+        self._launched = []
+        run()
+        self.graphs.append(RecordedGraph(self._launched))
+        self._launched = self.run_eagerly
         return self.graphs[-1]
-
-    def capture(self, graph: Graph) -> AbstractContextManager[None]:
-        return self._capture(graph)
-
-    @contextmanager
-    def _capture(self, graph: Graph) -> Iterator[None]:
-        assert isinstance(graph, RecordedGraph)
-        self._open = graph
-        yield
-        self._open = None
-
-
-def test_a_ladder_is_dense_where_batches_are_small_and_ends_at_the_largest() -> None:
-    assert ladder(1) == (1,)
-    assert ladder(3) == (1, 2, 3)
-    assert ladder(30) == (1, 2, 4, 8, 16, 24, 30)
-
-
-def test_a_batch_goes_to_the_smallest_rung_that_holds_it() -> None:
-    sizes = ladder(32)
-    assert [rung(sizes, n) for n in (1, 3, 4, 5, 9, 32, 33)] == [1, 4, 4, 8, 16, 32, None]
 
 
 def test_a_size_is_warmed_up_and_captured_once_and_then_only_replayed() -> None:
     recorder = Recorder()
     graphs = GraphLadder(recorder.launch, (1, 2, 4), recorder)
-    assert [graphs.replay(n) for n in (3, 4, 3)] == [4, 4, 4]
+    for _ in range(3):
+        graphs.replay(4)
     assert recorder.run_eagerly == [4] * NUM_WARM_UPS
     assert [(g.launched, g.num_replays) for g in recorder.graphs] == [([4], 3)]
+    graphs.replay(1)
+    assert graphs.num_captured == 2
 
 
-def test_a_batch_beyond_the_ladder_is_left_to_the_caller() -> None:
-    recorder = Recorder()
-    assert GraphLadder(recorder.launch, (1, 2), recorder).replay(3) is None
-    assert not recorder.graphs
+class FakeCuda:
+    """Notes with what graphs are made."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def graph_pool_handle(self) -> str:
+        self.calls.append("pool")
+        return "the pool"
+
+    def CUDAGraph(self) -> RecordedGraph:
+        return RecordedGraph([])
+
+    @contextmanager
+    def graph(self, graph: RecordedGraph, *, pool: str, capture_error_mode: str) -> Iterator[None]:
+        self.calls.append(f"begin in {pool}, {capture_error_mode}")
+        yield
+        self.calls.append("end")
+
+
+def test_graphs_share_one_pool_and_bear_with_what_other_threads_do() -> None:
+    cuda = FakeCuda()
+    capturer = CudaCapturer(cuda)
+    for _ in range(2):
+        capturer.capture(lambda: cuda.calls.append("launch"))
+    assert cuda.calls == ["pool", *["begin in the pool, thread_local", "launch", "end"] * 2]
 
 
 @pytest.mark.gpu
@@ -83,5 +90,5 @@ def test_a_captured_iteration_reads_its_inputs_anew() -> None:
     graphs = GraphLadder(run, (2, 4), CudaCapturer())
     for value in (1.0, 5.0):
         inputs.fill_(value)
-        assert graphs.replay(3) == 4
+        graphs.replay(4)
         assert outputs.tolist() == [2 * value] * 4

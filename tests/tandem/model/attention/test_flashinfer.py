@@ -130,7 +130,7 @@ def test_flashinfer_attends_as_torch_does() -> None:
     layer = torch.randn(6, 2, LAYOUT.num_kv_heads, LAYOUT.block_size, LAYOUT.head_dim, dtype=torch.bfloat16)
     query = torch.randn(2, 6, LAYOUT.head_dim, dtype=torch.bfloat16)
     expected, found = torch.empty_like(query), torch.empty_like(query, device="cuda")
-    TorchAttention(LAYOUT, torch.bfloat16).plan(flat, options).attend(query, layer, expected)
+    TorchAttention(LAYOUT).plan(flat, options).attend(query, layer, expected)
     gpu = FlashInferAttention(LAYOUT, 6, device=torch.device("cuda"))
     gpu.plan(flat, options).attend(query.cuda(), layer.cuda(), found)
     torch.testing.assert_close(found.cpu(), expected, rtol=2e-2, atol=2e-2)

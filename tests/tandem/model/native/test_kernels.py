@@ -183,7 +183,7 @@ def test_attention_is_torchs_whatever_the_shapes(
     options = AttentionOptions(scale=head_dim**-0.5, window=window, softcap=softcap)
     pieces = slices(shapes, block_size)
     found = attended(NativeAttention(own, layout), pieces, layout, options, group)
-    expected = attended(TorchAttention(layout, TORCH_DTYPE[dtype]), pieces, layout, options, group)
+    expected = attended(TorchAttention(layout), pieces, layout, options, group)
     close(found, expected, TOLERANCE[dtype])
 
 
@@ -196,7 +196,7 @@ def test_attention_goes_over_many_pieces_of_context(
     options = AttentionOptions(scale=1.0, window=window)
     pieces = slices(shapes, 16)
     found = attended(NativeAttention(own, layout), pieces, layout, options, 3)
-    close(found, attended(TorchAttention(layout, torch.float32), pieces, layout, options, 3), 1e-4)
+    close(found, attended(TorchAttention(layout), pieces, layout, options, 3), 1e-4)
 
 
 def test_attention_is_the_same_on_two_threads(own: Kernels) -> None:
