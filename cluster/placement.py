@@ -10,12 +10,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tandem.config import DeviceKind
 from tandem.types import Role, WorkerId
 
 RESOURCE = {Role.PREFILL: "tandem_prefill", Role.DECODE: "tandem_decode"}
 """Name of each pool's custom resource: a node offers one unit for each rank it has room for."""
 
 _NAME = re.compile(r"(?P<cluster>.+)/(?P<id>(?P<role>prefill|decode)-\d+)/g(?P<generation>\d+)/c(?P<cores>[\d.]*)")
+
+
+def gpus_for(device: DeviceKind, share: float, *, num_gpus: float) -> float:
+    """GPUs that each rank of a worker asks Ray for, whose nodes have `num_gpus` now. A worker that asks for one waits
+    until there is one.
+    """
+    return share if device == "cuda" or (device == "auto" and num_gpus > 0) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,7 +52,9 @@ class Pools(Protocol):
 
 
 class RayPools:
-    """`Pools` over one Ray. `settings_of` gives each worker its constructor argument."""
+    """`Pools` over one Ray. `settings_of` gives each worker its constructor argument, `gpus_of` the GPUs of each of its
+    ranks, from how many there are in Ray.
+    """
 
     def __init__(
         self,
@@ -61,11 +63,13 @@ class RayPools:
         cluster: str,
         settings_of: Callable[[WorkerPlacement], dict[str, Any]],
         classes: Mapping[Role, str] = WORKER_CLASSES,
+        gpus_of: Callable[[Role, float], float] = lambda role, num_gpus: 0.0,
     ) -> None:
         self._ray = ray
         self._cluster = cluster
         self._settings_of = settings_of
         self._classes = classes
+        self._gpus_of = gpus_of
 
     async def find(self) -> list[FoundWorker]:
         """See `Pools`."""
@@ -88,8 +92,9 @@ class RayPools:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         labels = dict(place.selector.labels)
+        gpus = self._gpus_of(place.role, ray.cluster_resources().get("GPU", 0.0))
         group = placement_group(
-            place.bundles,
+            [{**bundle, "GPU": gpus} if gpus else bundle for bundle in place.bundles],
             strategy="STRICT_PACK",
             name=place.name(self._cluster),
             lifetime="detached",
@@ -99,6 +104,7 @@ class RayPools:
             "name": str(place.worker_id),
             "lifetime": "detached",
             "num_cpus": 0,
+            **({"num_gpus": gpus} if gpus else {}),
             "resources": {RESOURCE[place.role]: 1.0},
             "max_restarts": -1,
             "max_task_retries": 0,
@@ -107,8 +113,9 @@ class RayPools:
                 placement_group=group, placement_group_bundle_index=0
             ),
         }
+        settings = {**self._settings_of(place), "gpus_per_rank": gpus}
         try:
-            return ray.remote(RayWorker).options(**options).remote(self._classes[place.role], self._settings_of(place))
+            return ray.remote(RayWorker).options(**options).remote(self._classes[place.role], settings)
         except ValueError as exc:  # the name is taken: somebody else has started it
             remove_placement_group(group)
             raise ClusterError(f"worker {place.worker_id} is there already") from exc

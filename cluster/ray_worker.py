@@ -82,11 +82,12 @@ class RankStarter:
     connection to it does. So a worker that is started again begins with no rank of its former life.
     """
 
-    def __init__(self, *, num_ranks: int, resource: str, cores: Sequence[int]) -> None:
+    def __init__(self, *, num_ranks: int, resource: str, cores: Sequence[int], gpus: float = 0.0) -> None:
         from ray.util import get_current_placement_group
 
         self._num_ranks = num_ranks
         self._resource = resource
+        self._gpus = gpus
         self._cores = cores
         self._group = get_current_placement_group()
         self._actors: list[Any] = []
@@ -99,6 +100,7 @@ class RankStarter:
         rank = int(values["rank"])
         options = {
             "num_cpus": 0,
+            **({"num_gpus": self._gpus} if self._gpus else {}),
             "resources": {self._resource: 1.0},
             "max_restarts": 0,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
@@ -133,7 +135,10 @@ class RayWorker:
         self._ranks: RankStarter | None = None
         if num_ranks > 1:
             self._ranks = RankStarter(
-                num_ranks=num_ranks, resource=settings["rank_resource"], cores=settings["cores"]
+                num_ranks=num_ranks,
+                resource=settings["rank_resource"],
+                cores=settings["cores"],
+                gpus=settings.get("gpus_per_rank", 0.0),
             )
             own = cores_of_rank(settings["cores"], 0, num_ranks)
             settings = {**settings, "cores": own, "start_rank": self._ranks.start}

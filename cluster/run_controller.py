@@ -22,14 +22,14 @@ from typing import Any
 from cluster.controller import Controller
 from cluster.controller_settings import ControllerEvents, ControllerSettings
 from cluster.events import WorkerInfo
-from cluster.placement import RESOURCE, Selector, WorkerPlacement
+from cluster.placement import RESOURCE, Selector, WorkerPlacement, gpus_for
 from cluster.pools import RayPools
 from cluster.process_settings import ProcessSettings
 from cluster.processes import usable_cores
 from cluster.ray_client import RayClient
 from cluster.sizes_file import SizesFile, read_sizes
 from cluster.stores import NodeStores
-from tandem.config import split_labels, to_mapping
+from tandem.config import ClusterConfig, DecodeConfig, PrefillConfig, split_labels, to_mapping
 from tandem.errors import TandemError
 from tandem.observability.logging import setup_logging
 from tandem.observability.server import serve_metrics
@@ -118,6 +118,10 @@ def controller_settings(settings: ProcessSettings) -> ControllerSettings:
     )
 
 
+def _pool_of(config: ClusterConfig, role: Role) -> PrefillConfig | DecodeConfig:
+    return config.prefill if role is Role.PREFILL else config.decode
+
+
 async def run(settings: ProcessSettings, events: ControllerEvents) -> None:
     """A controller until a signal ends it. Raises TandemError when it cannot start."""
     config = settings.config
@@ -132,6 +136,9 @@ async def run(settings: ProcessSettings, events: ControllerEvents) -> None:
         cluster=config.cluster,
         settings_of=lambda place: worker_settings(settings, place),
         classes=settings.classes,
+        gpus_of=lambda role, num_gpus: gpus_for(
+            config.model.device, _pool_of(config, role).gpus_per_rank, num_gpus=num_gpus
+        ),
     )
     controller = Controller(
         state,

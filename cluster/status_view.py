@@ -95,6 +95,7 @@ def _details(status: ClusterStatus) -> Iterator[str]:
         cores = ",".join(map(str, w.cores)) or "any"
         at = f" on {w.node}" if w.node else ""
         yield f"{w.worker_id}: process {w.pid}{at}, cores {cores}, {w.num_handoffs} handoffs, {w.metrics_url}"
+        yield f"{w.worker_id}: computes on {w.compute or 'what it did not say'}"
         for link in w.links:
             busy = f"{link.bytes_per_s / 1e9:.3g} GB/s while busy" if link.bytes_per_s else "not used yet"
             yield f"{w.worker_id} → {link.peer_worker_id}: {link.transport} negotiated {link.detail}; {busy}"

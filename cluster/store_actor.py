@@ -20,6 +20,7 @@ from cluster.store_settings import StoreHostSettings, block_bytes, slots_in
 from tandem.config import ClusterConfig, from_mapping
 from tandem.errors import TandemError
 from tandem.key_source import load_key
+from tandem.model.devices import on_gpu
 from tandem.model.files import resolve_model
 from tandem.model.loader import load_spec
 from tandem.model.spec import fingerprint
@@ -35,7 +36,8 @@ def store_settings(config: ClusterConfig, *, redis_url: str, node: str, host: st
     """What the store of `node` is to be. Reads the model's headers. Raises ConfigError and ModelLoadError."""
     wanted = config.prefix_store
     spec = load_spec(resolve_model(config.model.source))
-    layout = spec.kv_layout(block_size=config.model.block_size, dtype=config.model.dtype)
+    dtype = config.model.kv_dtype(on_gpu=on_gpu(config.model))
+    layout = spec.kv_layout(block_size=config.model.block_size, dtype=dtype)
     size = block_bytes(layout)
     return StoreHostSettings(
         config=config,

@@ -10,6 +10,7 @@ from decode_pool.service import DecodeService
 from decode_pool.worker import DecodeWorker
 from kv_transfer.destination_ranks import DestinationRanks
 from kv_transfer.transports import make_transport
+from tandem.model.devices import choose_device
 from tandem.ranks.executor import ParallelExecutor
 from tandem.types import Epoch, Role
 from tandem.worker.build import build_executor, exit_on_crash, worker_facts
@@ -20,17 +21,23 @@ from tandem.worker.prefix_tiers import open_tiers
 async def build(settings: WorkerSettings, epoch: Epoch, mark: Mark) -> HostedWorker:
     """Transport, model, worker, in this order."""
     config = settings.config
-    transport = make_transport(config.transfer.transport, worker_id=settings.worker_id, host=settings.host)
+    device = choose_device(config.model.device)
+    transport = make_transport(
+        config.transfer.transport, worker_id=settings.worker_id, host=settings.host, device=device
+    )
     mark("transport")
     executor = await asyncio.to_thread(
         build_executor,
         settings,
         config.decode,
         rank_class="decode_pool.rank:DecodeRank",
+        device=device,
         allocate=transport.allocate,
         mark=mark,
     )
-    facts = worker_facts(Role.DECODE, config.model, executor, transport=transport.name)
+    facts = worker_facts(
+        Role.DECODE, config.model, executor, transport=transport.name, compute=executor.compute
+    )
     tiers = await open_tiers(
         settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint, num_ranks=config.decode.num_ranks
     )

@@ -112,6 +112,7 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
             num_iterations=worker.num_iterations,
             num_tokens=worker.num_tokens,
             metrics_url=self.metrics_url,
+            compute=self.facts.compute,
             device_tier=worker.write_back.tier(),
         )
 

@@ -20,7 +20,8 @@ import torch
 from kv_transfer.collective_link import CollectiveLink
 from kv_transfer.collective_source import CollectiveSource, Writers
 from kv_transfer.collective_wire import READY, TOKEN_BYTES, Address, draw_name, receive_exactly, send_hello
-from kv_transfer.group import OPEN_TIMEOUT_S, SOURCE_RANK, Backend, Group, Groups, open_store
+from kv_transfer.group import OPEN_TIMEOUT_S, SOURCE_RANK, Group, Groups, open_store
+from kv_transfer.segments import HOST
 from kv_transfer.transport import Sink
 from tandem.errors import LinkClosed, TransportError
 from tandem.types import HandoffId, WorkerId
@@ -33,14 +34,18 @@ _JOIN_S = 1.0
 
 
 class CollectiveTransport:
-    """See `kv_transfer.transport.Transport`. `host` is the address at which peers reach this process."""
+    """See `kv_transfer.transport.Transport`. `host` is the address at which peers reach this process.
+
+    Memory of the host goes over Gloo, memory of a CUDA `device` over NCCL.
+    """
 
     name = "collective"
 
-    def __init__(self, *, worker_id: WorkerId, host: str = "127.0.0.1", backend: Backend = "gloo") -> None:
+    def __init__(self, *, worker_id: WorkerId, host: str = "127.0.0.1", device: torch.device = HOST) -> None:
+        """Raises TransportError for a GPU without NCCL."""
         self._worker_id = worker_id
         self._host = host
-        self._groups = Groups(backend, host=host)
+        self._groups = Groups(device, host=host)
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._writers = Writers()
         self._lock = threading.Lock()

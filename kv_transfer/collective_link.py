@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kv_transfer import device_memory
 from kv_transfer.collective_wire import receive_exactly
 from kv_transfer.group import Group
 from kv_transfer.outbox import Outbox
@@ -27,6 +28,8 @@ class _Send:
     number: int
     header: MessageHeader
     segments: Sequence[torch.Tensor]
+    wait_written: Callable[[], None]
+    """Returns when what wrote the memory is done with it."""
 
 
 class CollectiveLink:
@@ -71,7 +74,8 @@ class CollectiveLink:
         except TransportError as error:
             self._outbox.finish(number, error)
             return future
-        self._waiting.put(_Send(number=number, header=header, segments=segments))
+        wait_written = device_memory.mark(self._device)
+        self._waiting.put(_Send(number=number, header=header, segments=segments, wait_written=wait_written))
         return future
 
     def stats(self) -> LinkStats:
@@ -101,12 +105,13 @@ class CollectiveLink:
 
     def _send_all(self) -> None:
         try:
-            while (send := self._waiting.get()) is not None:
-                self._window.acquire()
-                if self._outbox.closed:
-                    return
-                self._send(send)
-        except (OSError, TransportError) as exc:
+            with device_memory.own_stream(self._device):
+                while (send := self._waiting.get()) is not None:
+                    self._window.acquire()
+                    if self._outbox.closed:
+                        return
+                    self._send(send)
+        except (OSError, RuntimeError, TransportError) as exc:  # the second: torch's, for a GPU without memory
             self.end(f"the peer is gone: {exc}")
         finally:
             self._group = None  # ends it, and with it its connection
@@ -114,6 +119,7 @@ class CollectiveLink:
 
     def _send(self, send: _Send) -> None:
         assert self._group is not None
+        send.wait_written()
         payload = send.segments[0]
         if len(send.segments) > 1:
             payload = torch.cat(list(send.segments))

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 
 import torch
 
-from kv_transfer import placing
+from kv_transfer import device_memory, placing
 from kv_transfer.collective_wire import ACK, READY, receive_header, receive_hello
 from kv_transfer.digest import digest
 from kv_transfer.group import DESTINATION_RANK, Group
@@ -108,8 +108,9 @@ class CollectiveSource:
             name = receive_hello(self._sock, token)
             group = open_group(name, DESTINATION_RANK)
             self._sock.sendall(READY)
-            while True:
-                self._take(receive_header(self._sock), group)
+            with device_memory.own_stream(self._device):
+                while True:
+                    self._take(receive_header(self._sock), group)
         except (LinkClosed, ConnectionError) as exc:
             logger.info("a source of the collective transport has closed its link: %s", exc)
         except (OSError, TransportError) as exc:
@@ -139,4 +140,5 @@ class CollectiveSource:
         for target in targets:
             target.copy_(payload[offset : offset + target.numel()])
             offset += target.numel()
+        device_memory.finish(self._device)
         return check_digest(header.digest, digest(targets)) if header.digest else None

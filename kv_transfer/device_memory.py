@@ -7,7 +7,8 @@ there before anybody is told. Orders and types are tested; none of it has been r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -58,11 +59,36 @@ def prepare_thread(device: torch.device, cuda: Any = torch.cuda) -> None:
         cuda.current_stream(device).synchronize()
 
 
+def take_thread(device: torch.device, cuda: Any = torch.cuda) -> None:
+    """The same for a thread that a transport keeps; what it then copies is queued on a stream of its own, not behind
+    what the engine computes.
+    """
+    if device.type != "cpu":
+        prepare_thread(device, cuda)
+        cuda.set_stream(cuda.Stream(device))
+
+
+@contextmanager
+def own_stream(device: torch.device, cuda: Any = torch.cuda) -> Iterator[None]:
+    """What this thread asks of the GPU within is queued on a stream of its own. Does nothing on the host."""
+    if device.type == "cpu":
+        yield
+        return
+    with cuda.device(device), cuda.stream(cuda.Stream(device)):
+        yield
+
+
+def finish(device: torch.device, cuda: Any = torch.cuda) -> None:
+    """Waits for what this thread has queued. Does nothing on the host."""
+    if device.type != "cpu":
+        cuda.current_stream(device).synchronize()
+
+
 def gather(pieces: Sequence[Memory], target: Memory, cuda: Any = torch.cuda) -> None:
     """Copies `pieces`, one after another, into `target` of their sum's length; done when it returns."""
     if isinstance(target, torch.Tensor):
         torch.cat([piece for piece in pieces if isinstance(piece, torch.Tensor)], out=target)
-        _finish(target.device, cuda)
+        finish(target.device, cuda)
     else:
         copy([target], _host(pieces), with_digest=False)
 
@@ -76,7 +102,7 @@ def scatter(targets: Sequence[Memory], source: Memory, *, with_digest: bool, cud
         assert isinstance(target, torch.Tensor)
         target.copy_(source[start : start + target.numel()])
         start += target.numel()
-    _finish(source.device, cuda)
+    finish(source.device, cuda)
     return digest([source]) if with_digest else 0
 
 
@@ -89,11 +115,6 @@ def digest_memory(views: Sequence[Memory]) -> int:
 
 def _host(views: Sequence[Memory]) -> list[Bytes]:
     return [view for view in views if not isinstance(view, torch.Tensor)]
-
-
-def _finish(device: torch.device, cuda: Any) -> None:
-    if device.type != "cpu":
-        cuda.current_stream(device).synchronize()
 
 
 def _nothing() -> None:

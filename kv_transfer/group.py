@@ -61,7 +61,7 @@ class GlooGroup:
 
 
 class NcclGroup:
-    """Between two GPUs. NCCL's calls are queued on a stream, which is waited for."""
+    """Between two GPUs, never the same one. NCCL's calls are queued on the thread's stream, which is waited for."""
 
     def __init__(self, store: Any, rank: int, device: torch.device) -> None:
         from torch.distributed import ProcessGroupNCCL
@@ -69,7 +69,10 @@ class NcclGroup:
         self._device = device
         options = ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=STALL_S)
-        self._group: Any = ProcessGroupNCCL(store, rank, 2, options)
+        try:
+            self._group: Any = ProcessGroupNCCL(store, rank, 2, options)
+        except RuntimeError as exc:
+            raise TransportError(f"the process group could not be made: {exc}") from exc
 
     def send(self, tensor: torch.Tensor) -> None:
         """See `Group`."""
@@ -92,13 +95,17 @@ def _wait(start: Any, tensor: torch.Tensor) -> None:
 
 
 class Groups:
-    """Makes groups for one transport, which share one listening device. `host` is the address to be reached at."""
+    """Makes groups for one transport, which share one listening device. `host` is the address to be reached at.
 
-    def __init__(self, backend: Backend, *, host: str) -> None:
-        self.backend = backend
-        self.device = torch.device("cpu")
-        if backend == "nccl":
-            self.device = torch.device("cuda", torch.cuda.current_device())
+    `device` is where the memory lies that they move. Raises TransportError for a GPU where torch has no NCCL.
+    """
+
+    def __init__(self, device: torch.device, *, host: str) -> None:
+        self.device = device
+        self.backend: Backend = "gloo" if device.type == "cpu" else "nccl"
+        if self.backend == "nccl":
+            if not dist.is_nccl_available():
+                raise TransportError(f"the collective transport moves memory of {device} over NCCL, which torch lacks")
         else:
             self._gloo_device: Any = ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
 

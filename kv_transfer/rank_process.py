@@ -12,12 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from kv_transfer.transport import Transport
 from kv_transfer.transports import make_transport
 from tandem.config import ClusterConfig, DecodeConfig, PrefillConfig, from_mapping
 from tandem.errors import ClusterError, TandemError, TransportError
 from tandem.key_source import load_key
 from tandem.model.collectives import open_store
+from tandem.model.devices import choose_device
 from tandem.ranks.channel import Kind, RankChannel, connect
 from tandem.ranks.follower import Enqueue, Follower, HandoffPart
 from tandem.ranks.hub import RankReport, pack_error
@@ -119,10 +122,11 @@ class RankProcess:
         channel = connect((HOST, settings.port), settings.key, settings.rank)
         transport: Transport | None = None
         try:
+            device = choose_device(settings.config.model.device, rank=settings.rank)
             transport = make_transport(
-                settings.config.transfer.transport, worker_id=settings.worker_id, host=settings.host
+                settings.config.transfer.transport, worker_id=settings.worker_id, host=settings.host, device=device
             )
-            loaded = self._load(transport)
+            loaded = self._load(transport, device)
             follower = Follower(loaded.stage, channel, on_lost=self._on_lost)
             part = self._make_part(
                 RankParts(
@@ -150,12 +154,12 @@ class RankProcess:
             if transport is not None:
                 transport.close()
 
-    def _load(self, transport: Transport) -> LoadedRank:
+    def _load(self, transport: Transport, device: torch.device) -> LoadedRank:
         settings = self._settings
         pool = pool_of(settings.config, self._role)
         return load_rank(
             settings.config.model,
-            RankShape(tp=pool.tensor_parallel, pp=pool.pipeline_parallel, rank=settings.rank),
+            RankShape(tp=pool.tensor_parallel, pp=pool.pipeline_parallel, rank=settings.rank, device=device),
             num_blocks=pool.num_blocks,
             num_threads=pool.num_threads or len(os.sched_getaffinity(0)),
             allocate=transport.allocate,

@@ -108,7 +108,7 @@ class UcxTransport:
         self._staging = StagingPool()
         self._thread = ProgressThread(f"ucx-{worker_id}", self._engine)
         self._thread.register(worker.fd, select.EPOLLIN, lambda _: None)
-        self._thread.post(lambda: device_memory.prepare_thread(device))
+        self._thread.post(lambda: device_memory.take_thread(device))
         self._thread.start()
 
     def allocate(self, num_bytes: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from kv_transfer.transports import make_transport
 from prefill_pool.job import PrefillLimits
 from prefill_pool.service import PrefillService
 from prefill_pool.worker import PrefillWorker
+from tandem.model.devices import choose_device
 from tandem.ranks.executor import ParallelExecutor
 from tandem.types import Epoch, Role
 from tandem.worker.build import build_executor, exit_on_crash, worker_facts
@@ -21,17 +22,23 @@ from tandem.worker.prefix_tiers import open_tiers
 async def build(settings: WorkerSettings, epoch: Epoch, mark: Mark) -> HostedWorker:
     """Transport, model, worker, in this order."""
     config = settings.config
-    transport = make_transport(config.transfer.transport, worker_id=settings.worker_id, host=settings.host)
+    device = choose_device(config.model.device)
+    transport = make_transport(
+        config.transfer.transport, worker_id=settings.worker_id, host=settings.host, device=device
+    )
     mark("transport")
     executor = await asyncio.to_thread(
         build_executor,
         settings,
         config.prefill,
         rank_class="prefill_pool.rank:PrefillRank",
+        device=device,
         allocate=transport.allocate,
         mark=mark,
     )
-    facts = worker_facts(Role.PREFILL, config.model, executor, transport=transport.name)
+    facts = worker_facts(
+        Role.PREFILL, config.model, executor, transport=transport.name, compute=executor.compute
+    )
     tiers = await open_tiers(
         settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint, num_ranks=config.prefill.num_ranks
     )

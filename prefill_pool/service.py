@@ -88,6 +88,7 @@ class PrefillService(worker_pb2_grpc.PrefillWorkerServicer, WorkerControl):
             num_iterations=worker.num_iterations,
             num_tokens=worker.num_tokens,
             metrics_url=self.metrics_url,
+            compute=self.facts.compute,
             links=by_peer(worker.link_statuses()),
             device_tier=worker.write_back.tier(),
         )

@@ -16,6 +16,8 @@ from tandem.kv.layout import Dtype
 from tandem.kv.tiering import WritePolicy
 
 TransportName = Literal["ucx", "shm", "collective", "auto"]
+DeviceKind = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 def _require(ok: bool, name: str, value: object, bound: str) -> None:
@@ -26,6 +28,11 @@ def _require(ok: bool, name: str, value: object, bound: str) -> None:
 def _require_ranks(name: str, tp: int, pp: int) -> None:
     for kind, size in (("tensor_parallel", tp), ("pipeline_parallel", pp)):
         _require(1 <= size <= 64, f"{name}.{kind}", size, "1 to 64")
+
+
+def _require_gpus(name: str, share: float, num_ranks: int) -> None:
+    _require(0 < share <= 1, f"{name}.gpus_per_rank", share, "more than 0 and at most 1")
+    _require(share == 1 or num_ranks == 1, f"{name}.gpus_per_rank", share, "1 for a worker of several ranks")
 
 
 _LABEL = r"[\w./-]+=!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
@@ -50,8 +57,10 @@ class ModelConfig:
     """A known model's name, a .gguf file, or a Hugging Face directory with safetensors."""
     served_name: str = ""
     """The name clients use; empty takes the model's own."""
-    dtype: Dtype = "float32"
-    """Precision of weights, activations and KV."""
+    device: DeviceKind = "auto"
+    """What workers compute on: "cpu", "cuda", or "auto": a GPU for each rank where there are GPUs when it is placed."""
+    dtype: Precision = "auto"
+    """Precision of weights, activations and KV; "auto": float32 on CPUs, bfloat16 on GPUs."""
     block_size: int = 16
     """Tokens per KV block."""
     max_context_tokens: int = 0
@@ -61,6 +70,12 @@ class ModelConfig:
         _require(bool(self.source), "model.source", self.source, "a model name or a path")
         _require(self.block_size in (8, 16, 32, 64, 128), "model.block_size", self.block_size, "8, 16, 32, 64 or 128")
         _require(self.max_context_tokens >= 0, "model.max_context_tokens", self.max_context_tokens, "0 or more")
+
+    def kv_dtype(self, *, on_gpu: bool) -> Dtype:
+        """The precision meant by `dtype` on a kind of device."""
+        if self.dtype == "auto":
+            return "bfloat16" if on_gpu else "float32"
+        return self.dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +107,8 @@ class PrefillConfig:
     decode worker."""
     num_threads: int = 0
     """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
+    gpus_per_rank: float = 1.0
+    """GPUs that a rank has to itself, where workers compute on GPUs; 0.5 lets two workers of one rank share one."""
     nodes: str = ""
     """Labels of nodes that may take this pool's workers, as in "zone=a,rack=in(r1,r2),gpu=!t4"; empty: all nodes."""
 
@@ -116,6 +133,7 @@ class PrefillConfig:
             "1 or more",
         )
         _require(self.num_threads >= 0, "prefill.num_threads", self.num_threads, "0 or more")
+        _require_gpus("prefill", self.gpus_per_rank, self.num_ranks)
         _require_labels(self.nodes, "prefill.nodes")
 
 
@@ -137,6 +155,8 @@ class DecodeConfig:
     """Output tokens for which blocks are reserved at first, and again each time they are used up."""
     num_threads: int = 0
     """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
+    gpus_per_rank: float = 1.0
+    """GPUs that a rank has to itself, where workers compute on GPUs; 0.5 lets two workers of one rank share one."""
     nodes: str = ""
     """Labels of nodes that may take this pool's workers, as in "zone=a,rack=in(r1,r2),gpu=!t4"; empty: all nodes."""
 
@@ -152,6 +172,7 @@ class DecodeConfig:
         _require(self.max_batch_sequences >= 1, "decode.max_batch_sequences", self.max_batch_sequences, "1 or more")
         _require(self.growth_tokens >= 1, "decode.growth_tokens", self.growth_tokens, "1 or more")
         _require(self.num_threads >= 0, "decode.num_threads", self.num_threads, "0 or more")
+        _require_gpus("decode", self.gpus_per_rank, self.num_ranks)
         _require_labels(self.nodes, "decode.nodes")
 
 

@@ -33,6 +33,14 @@ if PARALLEL:  # temporary directories of its own, so that what is found there is
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script: children must not be deaf
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Everywhere the same: tests compute on the CPU, but for those marked `gpu` when they are asked for (`-m gpu`)."""
+    asked = str(config.getoption("markexpr"))
+    if "gpu" not in asked or "not gpu" in asked:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 CLUSTERS = (
     "tests/e2e/",
     "tests/cluster/test_hand_over",

@@ -55,12 +55,13 @@ def num_parameters(spec: ModelSpec) -> int:
 
 def needed_bytes(spec: ModelSpec, config: ClusterConfig) -> dict[str, int]:
     """Bytes of all workers together, by what they are for."""
-    layout = spec.kv_layout(block_size=config.model.block_size, dtype=config.model.dtype)
+    dtype = config.model.kv_dtype(on_gpu=config.model.device == "cuda")
+    layout = spec.kv_layout(block_size=config.model.block_size, dtype=dtype)
     prefill, decode = config.prefill, config.decode
     num_workers = prefill.num_workers + decode.num_workers
     num_ranks = prefill.num_workers * prefill.num_ranks + decode.num_workers * decode.num_ranks
     return {
-        "weights": num_workers * num_parameters(spec) * DTYPE_BYTES[config.model.dtype],
+        "weights": num_workers * num_parameters(spec) * DTYPE_BYTES[dtype],
         "KV pools": prefill.num_workers * layout.slab_bytes(prefill.num_blocks)
         + decode.num_workers * layout.slab_bytes(decode.num_blocks),
         "processes": num_ranks * PROCESS_BYTES + OTHERS_BYTES,

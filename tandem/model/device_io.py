@@ -13,18 +13,16 @@ from typing import Any, Protocol
 
 import torch
 
+from tandem.kv.pinned import PinnedArena, pinned
+
 HOST = torch.device("cpu")
 Put = Callable[[torch.Tensor], torch.Tensor]
 """`DeviceIo.put`."""
-
-_CHUNK_BYTES = 1 << 20
-_ALIGNMENT = 64
 
 
 def stay(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself: `put` and `get` where the host computes."""
     return tensor
-
 
 
 class DeviceIo(Protocol):
@@ -68,11 +66,6 @@ class HostIo:
         """It is done already."""
 
 
-def pinned(num_bytes: int) -> torch.Tensor:
-    """Host memory that a GPU reads and writes by itself: 1-D uint8."""
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-
-
 class CudaIo:
     """A GPU computes, on the stream that is current where an iteration is queued."""
 
@@ -107,36 +100,6 @@ class CudaIo:
         """See `DeviceIo.finish`."""
         self._cuda.current_stream(self.device).synchronize()
         self._inputs.reset()
-
-
-class PinnedArena:
-    """Hands out pieces of pinned memory one after another; all of them come back at once."""
-
-    def __init__(self, allocate: Callable[[int], torch.Tensor]) -> None:
-        self._allocate = allocate
-        self._chunks: list[torch.Tensor] = []
-        self._index = 0
-        self._used = 0
-
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An uninitialised piece of the shape and type of `tensor`, contiguous."""
-        num_bytes = tensor.numel() * tensor.element_size()
-        return self._take(num_bytes).view(tensor.dtype).view(tensor.shape)
-
-    def reset(self) -> None:
-        """Nothing that was handed out is used any more."""
-        self._index = self._used = 0
-
-    def _take(self, num_bytes: int) -> torch.Tensor:
-        while self._index < len(self._chunks):
-            start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
-            if start + num_bytes <= self._chunks[self._index].numel():
-                self._used = start + num_bytes
-                return self._chunks[self._index][start : start + num_bytes]
-            self._index, self._used = self._index + 1, 0
-        self._chunks.append(self._allocate(max(num_bytes, _CHUNK_BYTES)))
-        self._used = num_bytes
-        return self._chunks[-1][:num_bytes]
 
 
 def io_for(device: torch.device) -> DeviceIo:

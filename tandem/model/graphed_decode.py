@@ -66,6 +66,11 @@ class GraphedDecode:
             self._io.finish()
         logger.info("decode of up to %d sequences runs as %d CUDA graphs", largest, self._ladder.num_captured)
 
+    @property
+    def largest(self) -> int:
+        """Most sequences that are replayed together."""
+        return self._ladder.sizes[-1]
+
     def logits(self, batch: Sequence[SequenceSlice]) -> torch.Tensor | None:
         """Logits of each slice with choices, in order, `[num_sampled, vocab]` fp32, valid until the next call.
 

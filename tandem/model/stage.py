@@ -20,6 +20,7 @@ from tandem.model.cuda_graphs import Capturer
 from tandem.model.decode_inputs import LARGEST
 from tandem.model.decoder import Decoder
 from tandem.model.device_io import DeviceIo, io_for
+from tandem.model.devices import device_name
 from tandem.model.executor import LayerHook, SequenceSlice
 from tandem.model.graphed_decode import GraphedDecode
 from tandem.model.micro_batch import micro_batches
@@ -73,6 +74,12 @@ class Stage:
         self.graphs: GraphedDecode | None = None
         stage = None if shard.tp == 1 else self
         self.model = Decoder(shard.local, weights, cache, self.attention, stage=stage)
+
+    @property
+    def compute(self) -> str:
+        """Device, precision and kernels, for people."""
+        graphs = "" if self.graphs is None else f", CUDA graphs up to {self.graphs.largest} sequences"
+        return f"{device_name(self.io.device)}, {self.cache.layout.dtype}, attention {self.kernels}{graphs}"
 
     @torch.inference_mode()
     def use_graphs(self, largest: int, capturer: Capturer) -> bool:

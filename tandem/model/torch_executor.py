@@ -53,6 +53,11 @@ class TorchExecutor:
         return self._cache
 
     @property
+    def compute(self) -> str:
+        """Device, precision and kernels, for people."""
+        return self.stage.compute
+
+    @property
     def grammars(self) -> GrammarCompiler:
         """Compiles grammars for the model's vocabulary."""
         return self._grammars

@@ -40,6 +40,11 @@ class ParallelExecutor:
         return self._stage.cache
 
     @property
+    def compute(self) -> str:
+        """Rank 0's device, precision and kernels, for people."""
+        return self._stage.compute
+
+    @property
     def grammars(self) -> GrammarCompiler:
         """Compiles grammars for the model's vocabulary."""
         return self._grammars

@@ -13,6 +13,7 @@ import torch
 from tandem.config import ModelConfig
 from tandem.kv.cache import KvCache
 from tandem.model.collectives import join_ranks
+from tandem.model.device_io import HOST as HOST_MEMORY
 from tandem.model.files import resolve_model
 from tandem.model.loader import load_spec, load_weights
 from tandem.model.parallel import ModelShard
@@ -24,11 +25,12 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankShape:
-    """Which rank of how large a worker."""
+    """Which rank of how large a worker, and where it computes."""
 
     tp: int
     pp: int
     rank: int
+    device: torch.device = HOST_MEMORY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,14 +58,15 @@ def load_rank(
     """
     started_s = time.monotonic()
     torch.set_num_threads(num_threads)
+    dtype = model.kv_dtype(on_gpu=shape.device.type != "cpu")
     files = resolve_model(model.source)
     spec = load_spec(files)
     shard = ModelShard(spec=spec, tp=shape.tp, pp=shape.pp, rank=shape.rank)
-    layout = shard.kv_layout(block_size=model.block_size, dtype=model.dtype)
+    layout = shard.kv_layout(block_size=model.block_size, dtype=dtype)
     sharding = shard.sharding(block_size=model.block_size)
     slab = allocate(layout.slab_bytes(num_blocks))
     cache = KvCache(layout, num_blocks, slab, sharding=sharding, rank=shape.rank)
-    weights = load_weights(files, spec, model.dtype, shard, device=slab.device)
+    weights = load_weights(files, spec, dtype, shard, device=slab.device)
     load_s = time.monotonic() - started_s
     others = join_ranks(meet(), shard, slab.device, host=HOST)
     return LoadedRank(

@@ -11,6 +11,7 @@ import torch
 
 from tandem.config import DecodeConfig, ModelConfig, PrefillConfig, to_mapping
 from tandem.errors import ClusterError
+from tandem.model.cuda_graphs import CudaCapturer
 from tandem.model.executor import Executor
 from tandem.model.outputs import warm_up
 from tandem.model.spec import fingerprint
@@ -32,26 +33,46 @@ def build_executor(
     pool: PrefillConfig | DecodeConfig,
     *,
     rank_class: str,
+    device: torch.device,
     allocate: Callable[[int], torch.Tensor],
     mark: Mark,
 ) -> TorchExecutor | ParallelExecutor:
     """Loads and warms up the model, on all ranks. Takes seconds: call it on a thread.
 
-    `rank_class` ("module:Class") is what the other ranks run. Raises ModelLoadError; ConfigError when the model cannot
-    be cut as the pool is configured.
+    `device` is rank 0's, and that of what `allocate` gives; `rank_class` ("module:Class") is what the other ranks run.
+    Raises ModelLoadError; ConfigError when the model cannot be cut as the pool is configured.
     """
+    executor: TorchExecutor | ParallelExecutor
     if pool.num_ranks > 1:
-        return _build_ranks(settings, pool, rank_class=rank_class, allocate=allocate, mark=mark)
+        executor = _build_ranks(
+            settings, pool, rank_class=rank_class, device=device, allocate=allocate, mark=mark
+        )
+    else:
+        executor = _build_one(settings, pool, device=device, allocate=allocate, mark=mark)
+    logger.info("%s computes on %s", settings.worker_id, executor.compute)
+    return executor
+
+
+def _build_one(
+    settings: WorkerSettings,
+    pool: PrefillConfig | DecodeConfig,
+    *,
+    device: torch.device,
+    allocate: Callable[[int], torch.Tensor],
+    mark: Mark,
+) -> TorchExecutor:
     model = settings.config.model
     executor = load_executor(
         model.source,
-        dtype=model.dtype,
+        dtype=model.kv_dtype(on_gpu=device.type != "cpu"),
         block_size=model.block_size,
         num_blocks=pool.num_blocks,
         allocate=allocate,
         num_threads=pool.num_threads or len(os.sched_getaffinity(0)),
     )
     mark("load model")
+    if device.type != "cpu" and isinstance(pool, DecodeConfig):
+        executor.stage.use_graphs(pool.max_batch_sequences, CudaCapturer())
     warm_up(executor)
     mark("warm up")
     return executor
@@ -62,6 +83,7 @@ def _build_ranks(
     pool: PrefillConfig | DecodeConfig,
     *,
     rank_class: str,
+    device: torch.device,
     allocate: Callable[[int], torch.Tensor],
     mark: Mark,
 ) -> ParallelExecutor:
@@ -74,7 +96,7 @@ def _build_ranks(
             settings.start_rank(rank_class, rank_values(settings, hub, rank))
         own = load_rank(
             settings.config.model,
-            RankShape(tp=pool.tensor_parallel, pp=pool.pipeline_parallel, rank=0),
+            RankShape(tp=pool.tensor_parallel, pp=pool.pipeline_parallel, rank=0, device=device),
             num_blocks=pool.num_blocks,
             num_threads=pool.num_threads or len(os.sched_getaffinity(0)),
             allocate=allocate,
@@ -106,8 +128,10 @@ def rank_values(settings: WorkerSettings, hub: RankHub, rank: int) -> dict[str, 
     }
 
 
-def worker_facts(role: Role, model: ModelConfig, executor: Executor, *, transport: str) -> WorkerFacts:
-    """What the worker publishes of itself."""
+def worker_facts(
+    role: Role, model: ModelConfig, executor: Executor, *, transport: str, compute: str = ""
+) -> WorkerFacts:
+    """What the worker publishes of itself; `compute` is the executor's, for people."""
     spec, cache = executor.spec, executor.cache
     limit = min(spec.max_context_tokens, model.max_context_tokens or spec.max_context_tokens)
     return WorkerFacts(
@@ -119,6 +143,7 @@ def worker_facts(role: Role, model: ModelConfig, executor: Executor, *, transpor
         num_blocks=cache.num_blocks,
         block_size=cache.layout.block_size,
         transport=transport,
+        compute=compute,
     )
 
 

@@ -99,6 +99,8 @@ class WorkerFacts:
     num_blocks: int
     block_size: int
     transport: str
+    compute: str = ""
+    """Device, precision and kernels, for people."""
 
 
 class HostedWorker(Protocol):

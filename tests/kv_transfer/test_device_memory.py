@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from kv_transfer.digest import digest
 from kv_transfer.ucx import UcxTransport
 from tandem.errors import TransportError
 from tandem.types import WorkerId
+from tests.gpus import need_gpus
 from tests.kv_transfer.peers import HANDOFF, TIMEOUT_S, RecordingSink, cut, make_header
 
 MIB = 1 << 20
@@ -33,6 +35,24 @@ class FakeCuda:
 
     def Event(self) -> FakeEvent:
         return FakeEvent(self)
+
+    def Stream(self, device: torch.device) -> FakeStream:
+        return FakeStream(self, "its own")
+
+    def set_stream(self, stream: FakeStream) -> None:
+        self.calls.append(f"queue on stream of {stream.name}")
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        self.calls.append(f"set {device}")
+        yield
+        self.calls.append("set the one before")
+
+    @contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        self.set_stream(stream)
+        yield
+        self.calls.append("queue on the stream before")
 
 
 class FakeStream:
@@ -68,10 +88,31 @@ def test_the_transports_thread_gets_the_gpus_context() -> None:
     assert cuda.calls == ["set cuda:0", "wait for stream of cuda:0"]
 
 
-def test_host_memory_asks_nothing_of_cuda() -> None:
+def test_a_transports_own_thread_does_not_queue_behind_the_engine() -> None:
     cuda = FakeCuda()
-    device_memory.prepare_thread(torch.device("cpu"), cuda)
-    device_memory.mark(torch.device("cpu"), cuda)()
+    device_memory.take_thread(GPU, cuda)
+    assert cuda.calls == ["set cuda:0", "wait for stream of cuda:0", "queue on stream of its own"]
+
+
+def test_a_stream_of_its_own_is_left_again() -> None:
+    cuda = FakeCuda()
+    with device_memory.own_stream(GPU, cuda):
+        device_memory.finish(GPU, cuda)
+    assert cuda.calls == [
+        "set cuda:0",
+        "queue on stream of its own",
+        "wait for stream of cuda:0",
+        "queue on the stream before",
+        "set the one before",
+    ]
+
+
+def test_host_memory_asks_nothing_of_cuda() -> None:
+    cuda, host = FakeCuda(), torch.device("cpu")
+    device_memory.take_thread(host, cuda)
+    device_memory.mark(host, cuda)()
+    with device_memory.own_stream(host, cuda):
+        device_memory.finish(host, cuda)
     assert cuda.calls == []
 
 
@@ -93,8 +134,7 @@ def test_memory_that_is_neither_the_hosts_nor_a_gpus_is_refused() -> None:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[UcxTransport, UcxTransport]]:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+    need_gpus()
     source, destination = (UcxTransport(worker_id=WorkerId(name), device=GPU) for name in ("source", "destination"))
     yield source, destination
     source.close()

@@ -14,34 +14,59 @@ from concurrent.futures import wait
 import pytest
 import torch
 
+from kv_transfer.segments import HOST
 from kv_transfer.transport import MessageHeader, Transport
 from kv_transfer.transports import make_transport
 from tandem.errors import LinkClosed, TransportError
 from tandem.prefix_store.slab import Slab
 from tandem.types import WorkerId
 from tests.conftest import mapped_by_others
+from tests.gpus import need_gpus
 from tests.kv_transfer.peers import HANDOFF, TIMEOUT_S, RecordingSink, cut, make_header
 
 MIB = 1 << 20
 
 
-@pytest.fixture(params=["shm", "ucx", "collective", "auto"])
-def name(request: pytest.FixtureRequest) -> str:
+ON_HOST = ("shm", "ucx", "collective", "auto")
+ON_GPUS = [pytest.param(f"{name} on GPUs", marks=pytest.mark.gpu) for name in ("ucx", "collective", "auto")]
+
+
+@pytest.fixture(params=[*ON_HOST, *ON_GPUS])
+def kind(request: pytest.FixtureRequest) -> str:
+    """A transport's name, and where its memory is."""
     return str(request.param)
 
 
 @pytest.fixture
-def source(name: str) -> Iterator[Transport]:
-    transport = make_transport(name, worker_id=WorkerId("source"))
+def name(kind: str) -> str:
+    return kind.partition(" ")[0]
+
+
+@pytest.fixture
+def devices(kind: str) -> tuple[torch.device, torch.device]:
+    """Of source and destination. NCCL never joins a GPU with itself."""
+    if kind in ON_HOST:
+        return HOST, HOST
+    found = need_gpus(2 if kind.startswith("collective") else 1)
+    return found[0], found[-1]
+
+
+@pytest.fixture
+def source(name: str, devices: tuple[torch.device, torch.device]) -> Iterator[Transport]:
+    transport = make_transport(name, worker_id=WorkerId("source"), device=devices[0])
     yield transport
     transport.close()
 
 
 @pytest.fixture
-def destination(name: str) -> Iterator[Transport]:
-    transport = make_transport(name, worker_id=WorkerId("destination"))
+def destination(name: str, devices: tuple[torch.device, torch.device]) -> Iterator[Transport]:
+    transport = make_transport(name, worker_id=WorkerId("destination"), device=devices[1])
     yield transport
     transport.close()
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.cpu(), other.cpu())
 
 
 def fill(memory: torch.Tensor) -> torch.Tensor:
@@ -63,7 +88,7 @@ def test_a_payload_arrives_whole_however_it_is_cut(
         header = make_header(segments)
         link.send(header, segments).result(TIMEOUT_S)
         assert sink.wait_landed(index + 1)[-1] is None
-        assert torch.equal(torch.cat(segments), torch.cat(sink.segments(header))), (sent_pieces, placed_pieces)
+        assert same(torch.cat(segments), torch.cat(sink.segments(header))), (sent_pieces, placed_pieces)
 
 
 def test_a_payload_of_one_piece_is_sent_as_it_lies(source: Transport, destination: Transport) -> None:
@@ -83,21 +108,22 @@ def test_sixty_four_megabytes_arrive_in_one_message(source: Transport, destinati
     memory = fill(source.allocate(64 * MIB))
     source.connect(destination.address()).send(make_header([memory]), [memory]).result(TIMEOUT_S)
     assert sink.wait_landed(1) == [None]
-    assert torch.equal(memory, sink.memory)
+    assert same(memory, sink.memory)
 
 
 def test_memory_that_the_transport_did_not_allocate_can_be_sent_and_received_into(
-    source: Transport, destination: Transport
+    source: Transport, destination: Transport, devices: tuple[torch.device, torch.device]
 ) -> None:
-    sink = RecordingSink(torch.zeros(3 * MIB, dtype=torch.uint8))
+    sink = RecordingSink(torch.zeros(3 * MIB, dtype=torch.uint8, device=devices[1]))
     destination.serve(sink)
-    memory = fill(torch.zeros(3 * MIB, dtype=torch.uint8))
+    memory = fill(torch.zeros(3 * MIB, dtype=torch.uint8, device=devices[0]))
     segments = [memory[:100], memory[100:]]
     source.connect(destination.address()).send(make_header(segments), segments).result(TIMEOUT_S)
     assert sink.wait_landed(1) == [None]
-    assert torch.equal(memory, sink.memory)
+    assert same(memory, sink.memory)
 
 
+@pytest.mark.parametrize("kind", ON_HOST)
 def test_memory_that_was_lent_is_sent_as_it_lies(source: Transport, destination: Transport) -> None:
     slab = Slab(num_slots=8, block_bytes=8192)
     source.lend(slab.fd, torch.from_numpy(slab.everything))
@@ -108,7 +134,7 @@ def test_memory_that_was_lent_is_sent_as_it_lies(source: Transport, destination:
     link = source.connect(destination.address())
     link.send(make_header([payload]), [payload]).result(TIMEOUT_S)
     assert sink.wait_landed(1) == [None]
-    assert torch.equal(sink.memory, payload)
+    assert same(sink.memory, payload)
     assert link.stats().num_gathers == 0
     source.close()
     slab.close()
@@ -123,7 +149,7 @@ def test_a_thousand_small_messages_land_once_each(source: Transport, destination
     before = link.stats()
     wait([link.send(make_header([piece], i * size), [piece]) for i, piece in enumerate(pieces)], TIMEOUT_S)
     assert sink.wait_landed(count) == [None] * count
-    assert torch.equal(torch.cat(pieces), sink.memory)
+    assert same(torch.cat(pieces), sink.memory)
     assert link.stats().num_messages - before.num_messages == count
     assert link.stats().num_bytes - before.num_bytes == count * size
     assert link.stats().busy_s > 0
@@ -137,7 +163,7 @@ def test_many_links_to_one_peer_do_not_disturb_each_other(source: Transport, des
     links = [source.connect(destination.address()) for _ in range(count)]
     wait([link.send(make_header([p], i * size), [p]) for i, (link, p) in enumerate(zip(links, pieces, strict=True))])
     assert sink.wait_landed(count) == [None] * count
-    assert torch.equal(torch.cat(pieces), sink.memory)
+    assert same(torch.cat(pieces), sink.memory)
 
 
 def test_two_transports_send_to_each_other(source: Transport, destination: Transport) -> None:
@@ -148,9 +174,10 @@ def test_two_transports_send_to_each_other(source: Transport, destination: Trans
         memory = fill(here.allocate(MIB))
         here.connect(there.address()).send(make_header([memory]), [memory]).result(TIMEOUT_S)
         assert sinks[there].wait_landed(1) == [None]
-        assert torch.equal(memory, sinks[there].memory)
+        assert same(memory, sinks[there].memory)
 
 
+@pytest.mark.parametrize("kind", [*ON_HOST, ON_GPUS[0]])
 def test_a_transport_can_send_to_itself(source: Transport) -> None:
     sink = RecordingSink(source.allocate(MIB))
     source.serve(sink)
@@ -238,8 +265,10 @@ def test_connecting_to_a_malformed_address_fails(source: Transport, address: byt
         source.connect(address)
 
 
-def test_connecting_to_a_closed_transport_fails(name: str, source: Transport) -> None:
-    gone = make_transport(name, worker_id=WorkerId("gone"))
+def test_connecting_to_a_closed_transport_fails(
+    name: str, source: Transport, devices: tuple[torch.device, torch.device]
+) -> None:
+    gone = make_transport(name, worker_id=WorkerId("gone"), device=devices[1])
     gone.serve(RecordingSink(torch.zeros(1, dtype=torch.uint8)))
     address = gone.address()
     gone.close()
@@ -337,8 +366,11 @@ def _left(before: tuple[int, int, set[str]]) -> str:
     return "" if is_back else f"descriptors {descriptors} > {found[0]}, threads {threads} > {found[1]}, segments {new}"
 
 
-def _exchange(name: str, *, finish: bool) -> None:
-    source, destination = (make_transport(name, worker_id=WorkerId(w)) for w in ("source", "destination"))
+def _exchange(name: str, devices: tuple[torch.device, torch.device], *, finish: bool) -> None:
+    source, destination = (
+        make_transport(name, worker_id=WorkerId(role), device=device)
+        for role, device in zip(("source", "destination"), devices, strict=True)
+    )
     sink = RecordingSink(destination.allocate(MIB))
     destination.serve(sink)
     memory = fill(source.allocate(MIB))
@@ -353,11 +385,13 @@ def _exchange(name: str, *, finish: bool) -> None:
 
 
 @pytest.mark.parametrize("finish", [True, False], ids=["finished", "unfinished"])
-def test_closing_leaves_no_descriptor_thread_or_segment(name: str, finish: bool) -> None:
-    _exchange(name, finish=True)
+def test_closing_leaves_no_descriptor_thread_or_segment(
+    name: str, devices: tuple[torch.device, torch.device], finish: bool
+) -> None:
+    _exchange(name, devices, finish=True)
     before = _resources()
     for _ in range(3):
-        _exchange(name, finish=finish)
+        _exchange(name, devices, finish=finish)
     deadline = time.monotonic() + 10.0
     while _left(before):
         assert time.monotonic() < deadline, _left(before)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import prefill_pool.actor
 from kv_transfer import rank_process
@@ -196,8 +197,9 @@ class Unlinked(FaultyTransport):
 
 
 def test_a_rank_without_a_link_fails_the_handoff_with_what_it_says(mha: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(name: TransportName, *, worker_id: WorkerId, host: str) -> FaultyTransport:
-        return Unlinked(make_transport(name, worker_id=worker_id, host=host), lambda header, _: Fault.NONE)
+    def make(name: TransportName, *, worker_id: WorkerId, host: str, device: torch.device) -> FaultyTransport:
+        inner = make_transport(name, worker_id=worker_id, host=host, device=device)
+        return Unlinked(inner, lambda header, _: Fault.NONE)
 
     monkeypatch.setattr(rank_process, "make_transport", make)
 
@@ -246,8 +248,8 @@ def test_whatever_the_fabric_does_to_any_rank_no_token_is_wrong_and_no_block_is_
 def faulty_maker(policy: FaultPolicy, made: list[FaultyTransport] | None = None) -> Callable[..., FaultyTransport]:
     """Transports for ranks other than 0."""
 
-    def make(name: TransportName, *, worker_id: WorkerId, host: str) -> FaultyTransport:
-        transport = FaultyTransport(make_transport(name, worker_id=worker_id, host=host), policy)
+    def make(name: TransportName, *, worker_id: WorkerId, host: str, device: torch.device) -> FaultyTransport:
+        transport = FaultyTransport(make_transport(name, worker_id=worker_id, host=host, device=device), policy)
         if made is not None:
             made.append(transport)
         return transport

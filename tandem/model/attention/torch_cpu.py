@@ -18,8 +18,8 @@ from tandem.model.attention.scores import capped_attention
 from tandem.model.batch import FlatBatch, SliceRange, context_rows
 from tandem.model.device_io import DeviceIo, HostIo, Put
 
-_TILE_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
-"""Padded KV of a layer in one call: of a GPU, what may be taken beside the cache."""
+_CPU_TILE_BYTES, _GPU_TILE_BYTES = 4 << 20, 256 << 20
+"""Padded KV of a layer in one call; of a GPU, what may be taken beside the cache."""
 
 
 def _gathered(layer: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -150,7 +150,7 @@ class TorchAttentionPlan:
         self._parts: list[_ChunkPlan | _TokensPlan] = [
             _ChunkPlan(piece, layout, dtype, options=options, put=io.put) for piece in chunks
         ]
-        tiles = _tiles(single, layout, options, _TILE_BYTES[io.device.type])
+        tiles = _tiles(single, layout, options, _CPU_TILE_BYTES if io.device.type == "cpu" else _GPU_TILE_BYTES)
         self._parts += [_TokensPlan(tile, layout, dtype, options=options, put=io.put) for tile in tiles]
 
     def attend(self, query: torch.Tensor, layer: torch.Tensor, output: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tandem.model.cuda_graphs import NUM_WARM_UPS, CudaCapturer, Graph, GraphLadder
+from tests.gpus import need_gpus
 
 
 class RecordedGraph:
@@ -80,8 +81,7 @@ def test_graphs_share_one_pool_and_bear_with_what_other_threads_do() -> None:
 
 @pytest.mark.gpu
 def test_a_captured_iteration_reads_its_inputs_anew() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+    need_gpus()
     inputs, outputs = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
 
     def run(size: int) -> None:

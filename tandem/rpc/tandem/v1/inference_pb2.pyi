@@ -1245,6 +1245,7 @@ class WorkerStatus(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     DEVICE_TIER_FIELD_NUMBER: _builtins.int
+    COMPUTE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: _builtins.str
     """"prefill" or "decode"."""
@@ -1275,6 +1276,10 @@ class WorkerStatus(_message.Message):
     """Host name of its node."""
     transport: _builtins.str
     """The transport it is configured for, known before any link: "ucx", "shm", "collective" or "auto"."""
+    compute: _builtins.str
+    """What it computes with, for people: "cpu, float32, attention avx2" or "cuda:0 (NVIDIA H200), bfloat16, attention
+    flashinfer, CUDA graphs up to 64 sequences".
+    """
     @_builtins.property
     def cores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Cores the engine is pinned to; empty when it is not."""
@@ -1309,10 +1314,11 @@ class WorkerStatus(_message.Message):
         node: _builtins.str = ...,
         transport: _builtins.str = ...,
         device_tier: Global___DeviceTier | None = ...,
+        compute: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_tier", b"device_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cores", b"cores", "device_tier", b"device_tier", "epoch", b"epoch", "generation", b"generation", "links", b"links", "metrics_url", b"metrics_url", "node", b"node", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_handoffs", b"num_handoffs", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pid", b"pid", "role", b"role", "state", b"state", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "compute", b"compute", "cores", b"cores", "device_tier", b"device_tier", "epoch", b"epoch", "generation", b"generation", "links", b"links", "metrics_url", b"metrics_url", "node", b"node", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_handoffs", b"num_handoffs", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pid", b"pid", "role", b"role", "state", b"state", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

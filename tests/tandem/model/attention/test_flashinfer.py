@@ -16,6 +16,7 @@ from tandem.model.attention.torch_cpu import TorchAttention
 from tandem.model.batch import FlatBatch, build_batch
 from tandem.model.executor import SequenceSlice
 from tandem.types import BlockId
+from tests.gpus import need_gpus
 
 LAYOUT = KvLayout(num_layers=1, num_kv_heads=2, head_dim=64, block_size=4, dtype="bfloat16")
 
@@ -54,8 +55,9 @@ class RecordedWrappers:
         self.prefill.append(Recorded())
         return self.prefill[-1]
 
-    def BatchDecodeWithPagedKVCacheWrapper(self, workspace: torch.Tensor, kv_layout: str) -> Wrapper:
+    def BatchDecodeWithPagedKVCacheWrapper(self, workspace: torch.Tensor, kv_layout: str, **options: Any) -> Wrapper:
         assert kv_layout == "HND"
+        assert options == {"use_tensor_cores": False}  # three query heads for each KV head
         self.decode.append(Recorded())
         return self.decode[-1]
 
@@ -123,14 +125,13 @@ def test_a_padded_decode_table_reads_one_token_of_the_spare_block() -> None:
 
 @pytest.mark.gpu
 def test_flashinfer_attends_as_torch_does() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    pytest.importorskip("flashinfer")
+    need_gpus()
+    wrappers = pytest.importorskip("flashinfer")
     flat, options = batch((13, 1), (2, 1)), AttentionOptions(scale=0.125)
     layer = torch.randn(6, 2, LAYOUT.num_kv_heads, LAYOUT.block_size, LAYOUT.head_dim, dtype=torch.bfloat16)
     query = torch.randn(2, 6, LAYOUT.head_dim, dtype=torch.bfloat16)
     expected, found = torch.empty_like(query), torch.empty_like(query, device="cuda")
     TorchAttention(LAYOUT).plan(flat, options).attend(query, layer, expected)
-    gpu = FlashInferAttention(LAYOUT, 6, device=torch.device("cuda"))
+    gpu = FlashInferAttention(LAYOUT, 6, device=torch.device("cuda"), wrappers=wrappers)
     gpu.plan(flat, options).attend(query.cuda(), layer.cuda(), found)
     torch.testing.assert_close(found.cpu(), expected, rtol=2e-2, atol=2e-2)
