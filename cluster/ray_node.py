@@ -80,6 +80,7 @@ class RayNode:
             temp_dir=str(self._temp_dir),
             node_ip=offer.node_ip,
             num_cpus=offer.num_cpus,
+            num_gpus=offer.num_gpus,
             resources=dict(offer.resources),
             labels=dict(offer.labels),
             **more,

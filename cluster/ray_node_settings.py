@@ -19,12 +19,16 @@ LOOPBACK_IP = "127.0.0.2"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeOffer:
-    """What a node brings: its address, resources (slots of the pools) and labels (topology: zone, rack, domain)."""
+    """What a node brings: its address, resources (slots of the pools) and labels (topology: zone, rack, domain).
+
+    `num_gpus`: None lets Ray look for them, among those that CUDA_VISIBLE_DEVICES shows.
+    """
 
     node_ip: str = LOOPBACK_IP
     resources: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
     num_cpus: int = 1
+    num_gpus: int | None = None
 
     def __post_init__(self) -> None:
         if self.node_ip in ("127.0.0.1", "::1", "localhost"):
@@ -85,6 +89,7 @@ class RayNodeSettings:
     head_address: str = ""
     port: int = 0
     num_cpus: int = 0
+    num_gpus: int | None = None
     resources: dict[str, float]
     labels: dict[str, str]
     storage: str = ""

@@ -70,6 +70,12 @@ def _pin(cores: Sequence[int]) -> None:
         os.sched_setaffinity(0, cores)
 
 
+def _show_gpus(gpus: float) -> None:
+    """A process that was given no GPU sees none: Ray leaves it those of its node. Before torch looks for some."""
+    if not gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def _load(class_path: str) -> Any:
     module, _, name = class_path.partition(":")
     return getattr(import_module(module), name)
@@ -107,7 +113,11 @@ class RankStarter:
                 placement_group=self._group, placement_group_bundle_index=rank
             ),
         }
-        values = {**values, "cores": cores_of_rank(self._cores, rank, self._num_ranks)}
+        values = {
+            **values,
+            "cores": cores_of_rank(self._cores, rank, self._num_ranks),
+            "gpus_per_rank": self._gpus,
+        }
         self._actors.append(ray.remote(RayRank).options(**options).remote(class_path, values))
 
     def stop(self) -> None:
@@ -123,6 +133,7 @@ class RayRank:
 
     def __init__(self, class_path: str, values: dict[str, Any]) -> None:
         _pin(values["cores"])
+        _show_gpus(values.get("gpus_per_rank", 0.0))
         self._rank = _load(class_path)(values)
 
 
@@ -143,6 +154,7 @@ class RayWorker:
             own = cores_of_rank(settings["cores"], 0, num_ranks)
             settings = {**settings, "cores": own, "start_rank": self._ranks.start}
         _pin(settings["cores"])
+        _show_gpus(settings.get("gpus_per_rank", 0.0))
         self._worker: WorkerActor = _load(class_path)(settings)
 
     def ready(self) -> dict[str, Any]:

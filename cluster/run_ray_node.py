@@ -49,7 +49,7 @@ def start_node(settings: RayNodeSettings) -> LeanNode:
         redis_username=settings.storage_user,
         redis_password=redis_password() if settings.storage else None,
         num_cpus=settings.num_cpus,
-        num_gpus=None,  # Ray looks for them, among those that CUDA_VISIBLE_DEVICES shows
+        num_gpus=settings.num_gpus,
         resources=dict(settings.resources),
         labels=dict(settings.labels),
         object_store_memory=OBJECT_STORE_BYTES,

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from tandem.config_bounds import require as _require
+from tandem.config_bounds import require_gpus as _require_gpus
+from tandem.config_bounds import require_labels as _require_labels
+from tandem.config_bounds import require_ranks as _require_ranks
+from tandem.config_bounds import split_labels as split_labels
 from tandem.errors import ConfigError
 from tandem.kv.layout import Dtype
 from tandem.kv.tiering import WritePolicy
@@ -18,35 +22,6 @@ from tandem.kv.tiering import WritePolicy
 TransportName = Literal["ucx", "shm", "collective", "auto"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "bfloat16"]
-
-
-def _require(ok: bool, name: str, value: object, bound: str) -> None:
-    if not ok:
-        raise ConfigError(f"{name} must be {bound}, got {value!r}", param=name)
-
-
-def _require_ranks(name: str, tp: int, pp: int) -> None:
-    for kind, size in (("tensor_parallel", tp), ("pipeline_parallel", pp)):
-        _require(1 <= size <= 64, f"{name}.{kind}", size, "1 to 64")
-
-
-def _require_gpus(name: str, share: float, num_ranks: int) -> None:
-    _require(0 < share <= 1, f"{name}.gpus_per_rank", share, "more than 0 and at most 1")
-    _require(share == 1 or num_ranks == 1, f"{name}.gpus_per_rank", share, "1 for a worker of several ranks")
-
-
-_LABEL = r"[\w./-]+=!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
-_LABELS = re.compile(rf"{_LABEL}(?:,{_LABEL})*")
-
-
-def _require_labels(value: str, name: str) -> None:
-    _require(not value or _LABELS.fullmatch(value) is not None, name, value, 'like "zone=a,rack=in(r1,r2),gpu=!t4"')
-
-
-def split_labels(value: str) -> tuple[tuple[str, str], ...]:
-    """(label, condition) pairs of a `nodes` field."""
-    pairs = (match[0].partition("=") for match in re.finditer(_LABEL, value))
-    return tuple((label, condition) for label, _, condition in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

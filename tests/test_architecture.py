@@ -28,7 +28,8 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
     "types": (),
     "errors": (),
     "kv": ("types", "errors"),
-    "config": ("kv", "types", "errors"),
+    "config_bounds": ("errors",),
+    "config": ("config_bounds", "kv", "types", "errors"),
     "model": ("kv", "config", "types", "errors"),
     "prefix_store": (
         *("tasks", "redis_access", "observability", "rpc", "secret"),
@@ -54,6 +55,7 @@ BELOW_IN_TANDEM: dict[str, tuple[str, ...]] = {
 PURE = (
     "tandem/types.py",
     "tandem/config.py",
+    "tandem/config_bounds.py",
     "tandem/errors.py",
     "tandem/kv/layout.py",
     "tandem/kv/sharding.py",
@@ -68,6 +70,7 @@ PURE = (
     "tandem/model/spec.py",
     "tandem/model/parallel.py",
     "tandem/model/attention/page_table.py",
+    "tandem/model/decode_inputs.py",
     "tandem/model/tensor_names.py",
     "tandem/model/config_fields.py",
     "tandem/model/families/family.py",

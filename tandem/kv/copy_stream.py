@@ -91,5 +91,6 @@ def channels(device: torch.device, count: int) -> list[CopyChannel]:
     """One for each of `count` threads, on one stream."""
     if device.type == "cpu":
         return [HostChannel() for _ in range(count)]
-    stream = torch.cuda.Stream(device)
+    cuda: Any = torch.cuda
+    stream = cuda.Stream(device)
     return [CudaChannel(device, stream) for _ in range(count)]

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.placement import Selector, WorkerPlacement, choose_cores, parse_name
+from cluster.placement import Selector, WorkerPlacement, choose_cores, gpus_for, parse_name
 from cluster.ray_worker import cores_of_rank
+from tandem.config import DeviceKind
 from tandem.types import Role, WorkerId
 
 P, D = Role.PREFILL, Role.DECODE
@@ -90,6 +91,16 @@ def test_a_name_says_all_that_a_later_controller_needs() -> None:
 @pytest.mark.parametrize("name", ["", "a/decode-0", "b/decode-0/g0/c", "a/other-0/g0/c", "a/decode-x/g0/c", "a/b/c"])
 def test_names_of_others_are_not_ours(name: str) -> None:
     assert parse_name(name, "a") is None
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "expected"),
+    [("cpu", 8.0, 0.0), ("cuda", 0.0, 0.5), ("cuda", 8.0, 0.5), ("auto", 0.0, 0.0), ("auto", 1.0, 0.5)],
+)
+def test_ranks_ask_for_gpus_where_they_are_to_compute_on_some(
+    device: DeviceKind, num_gpus: float, expected: float
+) -> None:
+    assert gpus_for(device, 0.5, num_gpus=num_gpus) == expected
 
 
 def test_a_worker_asks_for_a_slot_for_each_rank() -> None:

@@ -141,6 +141,13 @@ def test_all_that_was_negotiated_is_shown_on_demand() -> None:
     assert "prefill-0 → decode-0: ucx negotiated cma; fetched" in console.export_text()
 
 
+def test_what_a_worker_computes_with_is_shown_on_demand() -> None:
+    worker = WorkerStatus(worker_id="decode-0", role="decode", state="ready", compute="cpu, float32, attention avx2")
+    console = Console(width=80, record=True, file=StringIO())
+    print_status(make_status(workers=[worker]), console, verbose=True)
+    assert "decode-0: computes on cpu, float32, attention avx2" in console.export_text()
+
+
 def test_the_transport_is_known_before_any_link() -> None:
     worker = WorkerStatus(worker_id="decode-0", role="decode", state="ready", transport="shm")
     console = Console(width=80, record=True, file=StringIO())

@@ -83,7 +83,7 @@ def make_requests(**sampling: Any) -> list[Request]:
         Request(
             request_id=RequestId(f"r{index}"),
             prompt_token_ids=tuple(draw.randrange(VOCABULARY) for _ in range(length)),
-            sampling=SamplingParams(**{"max_tokens": 12, "temperature": 0.0, "seed": index, **sampling}),
+            sampling=SamplingParams(**{"max_tokens": 8, "temperature": 0.0, "seed": index, **sampling}),
             arrival_s=0.0,
             deadline_s=1e9,
         )
@@ -114,7 +114,7 @@ def test_flashinfers_calls_and_replayed_graphs_give_the_tokens_of_the_cpus_kerne
     assert len(capturer.graphs) == len(ladder(6))
     before = capturer.num_replays
     assert tokens(answers(executor, make_requests())) == expected
-    assert capturer.num_replays - before >= 10
+    assert capturer.num_replays - before >= 7
 
 
 @pytest.fixture(scope="module")
