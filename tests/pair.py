@@ -23,6 +23,7 @@ import torch
 from decode_pool.service import DecodeService
 from decode_pool.worker import DecodeWorker
 from kv_transfer.offer import Offer
+from kv_transfer.segments import HOST
 from kv_transfer.ticket import Claims
 from kv_transfer.transport import Transport
 from kv_transfer.transports import make_transport
@@ -70,6 +71,8 @@ class PairOptions:
     faults: FaultPolicy | None = None
     """With it, the prefill worker's transport is a `FaultyTransport`."""
     dtype: Dtype = "float32"
+    devices: tuple[torch.device, torch.device] = (HOST, HOST)
+    """Of prefill and decode."""
     prefill_blocks: int = 64
     decode_blocks: int = 64
     max_batch_sequences: int = 16
@@ -215,7 +218,7 @@ async def _tiers(options: PairOptions, worker_id: WorkerId, executor: Executor, 
 async def _prefill_worker(
     model: Path, options: PairOptions, on_crash: Callable[[BaseException], None]
 ) -> tuple[PrefillWorker, SteppedExecutor, WorkerFacts]:
-    transport: Transport = make_transport(options.transport, worker_id=WorkerId("prefill-0"))
+    transport: Transport = make_transport(options.transport, worker_id=WorkerId("prefill-0"), device=options.devices[0])
     if options.faults is not None:
         transport = FaultyTransport(transport, options.faults)
     executor, facts = _executor(model, options, Role.PREFILL, transport)
@@ -246,7 +249,7 @@ async def _prefill_worker(
 async def _decode_worker(
     model: Path, options: PairOptions, on_crash: Callable[[BaseException], None]
 ) -> tuple[DecodeWorker, SteppedExecutor, WorkerFacts]:
-    transport = make_transport(options.transport, worker_id=WorkerId("decode-0"))
+    transport = make_transport(options.transport, worker_id=WorkerId("decode-0"), device=options.devices[1])
     executor, facts = _executor(model, options, Role.DECODE, transport)
     worker = DecodeWorker(
         executor,
