@@ -133,11 +133,13 @@ def up(
 ) -> None:
     """Start a cluster and serve until Ctrl-C. A second Ctrl-C does not wait for running requests."""
     from cluster.config_file import load_config
-    from cluster.preflight import check_start, warn, warnings
+    from cluster.preflight import check_gpus, check_start, gpus_here, warn, warnings
 
     overrides = _overrides(model, prefill, decode, transport, grpc_port=grpc_port, http_port=http_port)
     settings = load_config(config, overrides)
     check_start(settings)
+    num_gpus = gpus_here(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    check_gpus(settings, num_gpus=num_gpus)
 
     from cluster.console import make_console
     from cluster.display import ConsoleProgress, startup_table
@@ -147,7 +149,7 @@ def up(
 
     _log_to_stderr(verbose)
     console = make_console(stderr=True)
-    warn(warnings(settings))
+    warn(warnings(settings, num_gpus=num_gpus))
     with ConsoleProgress(console) as progress:
 
         async def on_ready(info: ClusterInfo) -> None:
@@ -237,15 +239,17 @@ def demo(
 ) -> None:
     """Start a cluster on free ports, send five prompts at once, show where their time went, and stop it."""
     from cluster.config_file import load_config
-    from cluster.preflight import check_start, warn, warnings
+    from cluster.preflight import check_gpus, check_start, gpus_here, warn, warnings
 
     overrides = _overrides(model, prefill, decode, transport, grpc_port=0, http_port=0, health_port=0)
     settings = load_config(config, overrides | IN_THE_CLEAR)
     check_start(settings)
+    num_gpus = gpus_here(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    check_gpus(settings, num_gpus=num_gpus)
 
     from cluster.demo import run_demo
 
-    warn(warnings(settings))
+    warn(warnings(settings, num_gpus=num_gpus))
     _log_to_stderr(verbose)
     asyncio.run(run_demo(settings, verbose=verbose, as_json=as_json, with_messages=messages))
 

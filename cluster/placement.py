@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tandem.config import DeviceKind
+from tandem.config import ClusterConfig, DeviceKind
 from tandem.types import Role, WorkerId
 
 RESOURCE = {Role.PREFILL: "tandem_prefill", Role.DECODE: "tandem_decode"}
@@ -19,11 +19,26 @@ RESOURCE = {Role.PREFILL: "tandem_prefill", Role.DECODE: "tandem_decode"}
 _NAME = re.compile(r"(?P<cluster>.+)/(?P<id>(?P<role>prefill|decode)-\d+)/g(?P<generation>\d+)/c(?P<cores>[\d.]*)")
 
 
-def gpus_for(device: DeviceKind, share: float, *, num_gpus: float) -> float:
-    """GPUs that each rank of a worker asks Ray for, whose nodes have `num_gpus` now. A worker that asks for one waits
-    until there is one.
-    """
-    return share if device == "cuda" or (device == "auto" and num_gpus > 0) else 0.0
+def gpus_of_ranks(config: ClusterConfig) -> dict[Role, float]:
+    """GPUs that each rank of a pool asks Ray for; a worker waits until it has them."""
+    if config.model.device == "cpu":
+        return {Role.PREFILL: 0.0, Role.DECODE: 0.0}
+    return {Role.PREFILL: config.prefill.gpus_per_rank, Role.DECODE: config.decode.gpus_per_rank}
+
+
+def gpus_of_all(config: ClusterConfig) -> float:
+    """GPUs that the configured workers ask for together, on CPUs or not."""
+    prefill, decode = config.prefill, config.decode
+    of_prefill = prefill.num_workers * prefill.num_ranks * prefill.gpus_per_rank
+    return of_prefill + decode.num_workers * decode.num_ranks * decode.gpus_per_rank
+
+
+def with_device(config: ClusterConfig, *, num_gpus: float) -> ClusterConfig:
+    """The configuration with "auto" decided, once for the whole cluster: GPUs where there are enough for all."""
+    if config.model.device != "auto":
+        return config
+    device: DeviceKind = "cuda" if num_gpus > 0 and gpus_of_all(config) <= num_gpus else "cpu"
+    return replace(config, model=replace(config.model, device=device))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,9 +52,7 @@ class Pools(Protocol):
 
 
 class RayPools:
-    """`Pools` over one Ray. `settings_of` gives each worker its constructor argument, `gpus_of` the GPUs of each of its
-    ranks, from how many there are in Ray.
-    """
+    """`Pools` over one Ray. `settings_of` gives each worker its constructor argument; `gpus` are those of each rank."""
 
     def __init__(
         self,
@@ -63,13 +61,13 @@ class RayPools:
         cluster: str,
         settings_of: Callable[[WorkerPlacement], dict[str, Any]],
         classes: Mapping[Role, str] = WORKER_CLASSES,
-        gpus_of: Callable[[Role, float], float] = lambda role, num_gpus: 0.0,
+        gpus: Mapping[Role, float] | None = None,
     ) -> None:
         self._ray = ray
         self._cluster = cluster
         self._settings_of = settings_of
         self._classes = classes
-        self._gpus_of = gpus_of
+        self._gpus = gpus or {}
 
     async def find(self) -> list[FoundWorker]:
         """See `Pools`."""
@@ -92,7 +90,7 @@ class RayPools:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         labels = dict(place.selector.labels)
-        gpus = self._gpus_of(place.role, ray.cluster_resources().get("GPU", 0.0))
+        gpus = self._gpus.get(place.role, 0.0)
         group = placement_group(
             [{**bundle, "GPU": gpus} if gpus else bundle for bundle in place.bundles],
             strategy="STRICT_PACK",

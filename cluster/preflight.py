@@ -10,11 +10,15 @@ import os
 import socket
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
+from cluster.placement import gpus_of_all
 from cluster.processes import usable_cores
 from tandem.config import ClusterConfig, RouterConfig
-from tandem.errors import ClusterError
+from tandem.errors import ClusterError, ConfigError
 from tandem.model.check import check_model
+
+_FEWER_GPUS = "lower prefill.gpus_per_rank and decode.gpus_per_rank, or start fewer workers"
 
 
 def check_start(config: ClusterConfig, *, has_port_options: bool = True) -> None:
@@ -27,8 +31,35 @@ def check_start(config: ClusterConfig, *, has_port_options: bool = True) -> None
     check_ports(config.router, has_port_options=has_port_options)
 
 
-def warnings(config: ClusterConfig) -> list[str]:
-    """What its user should know before the start."""
+def gpus_here(*, dev_dir: str = "/dev", visible: str | None = None) -> int:
+    """NVIDIA GPUs of this host, or as many as `visible` names in the manner of CUDA_VISIBLE_DEVICES."""
+    found = sum(1 for _ in Path(dev_dir).glob("nvidia[0-9]*"))
+    return found if visible is None else min(found, len([name for name in visible.split(",") if name.strip()]))
+
+
+def check_gpus(config: ClusterConfig, *, num_gpus: int) -> None:
+    """Whether the workers of a cluster of one machine find GPUs enough: else they would wait for them for ever.
+
+    Raises ConfigError.
+    """
+    wanted = gpus_of_all(config)
+    if config.model.device == "cuda" and wanted > num_gpus:
+        raise ConfigError(
+            f"model.device is cuda: workers ask for {wanted:g} GPUs, this machine has {num_gpus}: {_FEWER_GPUS}",
+            param="model.device",
+        )
+
+
+def warnings(config: ClusterConfig, *, num_gpus: int = 0) -> list[str]:
+    """What its user should know before the start, on a machine with so many GPUs."""
+    wanted = gpus_of_all(config)
+    if config.model.device == "auto" and 0 < num_gpus < wanted:
+        few = f"{wanted:g} GPUs would be needed, this machine has {num_gpus}: workers compute on the CPU"
+        return [f"{few}; to change that, {_FEWER_GPUS}", *_shared_cores(config)]
+    return [] if config.model.device != "cpu" and num_gpus else _shared_cores(config)
+
+
+def _shared_cores(config: ClusterConfig) -> list[str]:
     prefill, decode, cores = config.prefill.num_workers, config.decode.num_workers, len(usable_cores())
     if prefill * config.prefill.num_ranks + decode * config.decode.num_ranks <= cores:
         return []

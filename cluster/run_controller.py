@@ -15,21 +15,21 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from cluster.controller import Controller
 from cluster.controller_settings import ControllerEvents, ControllerSettings
 from cluster.events import WorkerInfo
-from cluster.placement import RESOURCE, Selector, WorkerPlacement, gpus_for
+from cluster.placement import RESOURCE, Selector, WorkerPlacement, gpus_of_ranks, with_device
 from cluster.pools import RayPools
 from cluster.process_settings import ProcessSettings
 from cluster.processes import usable_cores
 from cluster.ray_client import RayClient
 from cluster.sizes_file import SizesFile, read_sizes
 from cluster.stores import NodeStores
-from tandem.config import ClusterConfig, DecodeConfig, PrefillConfig, split_labels, to_mapping
+from tandem.config import split_labels, to_mapping
 from tandem.errors import TandemError
 from tandem.observability.logging import setup_logging
 from tandem.observability.server import serve_metrics
@@ -118,8 +118,13 @@ def controller_settings(settings: ProcessSettings) -> ControllerSettings:
     )
 
 
-def _pool_of(config: ClusterConfig, role: Role) -> PrefillConfig | DecodeConfig:
-    return config.prefill if role is Role.PREFILL else config.decode
+async def _num_gpus(ray: RayClient) -> float:
+    def count() -> float:
+        import ray
+
+        return float(ray.cluster_resources().get("GPU", 0.0))
+
+    return await ray.call(count)
 
 
 async def run(settings: ProcessSettings, events: ControllerEvents) -> None:
@@ -131,14 +136,14 @@ async def run(settings: ProcessSettings, events: ControllerEvents) -> None:
     registry = Registry(settings.redis_url, cluster=config.cluster, ttl_s=config.registry.ttl_s)
     ray = RayClient(settings.ray_address, namespace=config.cluster)
     await ray.connect()
+    config = with_device(config, num_gpus=await _num_gpus(ray))
+    settings = replace(settings, config=config)
     pools = RayPools(
         ray,
         cluster=config.cluster,
         settings_of=lambda place: worker_settings(settings, place),
         classes=settings.classes,
-        gpus_of=lambda role, num_gpus: gpus_for(
-            config.model.device, _pool_of(config, role).gpus_per_rank, num_gpus=num_gpus
-        ),
+        gpus=gpus_of_ranks(config),
     )
     controller = Controller(
         state,

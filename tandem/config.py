@@ -33,7 +33,7 @@ class ModelConfig:
     served_name: str = ""
     """The name clients use; empty takes the model's own."""
     device: DeviceKind = "auto"
-    """What workers compute on: "cpu", "cuda", or "auto": a GPU for each rank where there are GPUs when it is placed."""
+    """What workers compute on: "cpu", "cuda", or "auto": GPUs where there are enough for all workers at the start."""
     dtype: Precision = "auto"
     """Precision of weights, activations and KV; "auto": float32 on CPUs, bfloat16 on GPUs."""
     block_size: int = 16

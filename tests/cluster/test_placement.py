@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.placement import Selector, WorkerPlacement, choose_cores, gpus_for, parse_name
+from cluster.placement import Selector, WorkerPlacement, choose_cores, gpus_of_ranks, parse_name, with_device
 from cluster.ray_worker import cores_of_rank
-from tandem.config import DeviceKind
+from tandem.config import ClusterConfig, DecodeConfig, DeviceKind, ModelConfig, PrefillConfig
 from tandem.types import Role, WorkerId
 
 P, D = Role.PREFILL, Role.DECODE
@@ -94,13 +94,24 @@ def test_names_of_others_are_not_ours(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "num_gpus", "expected"),
-    [("cpu", 8.0, 0.0), ("cuda", 0.0, 0.5), ("cuda", 8.0, 0.5), ("auto", 0.0, 0.0), ("auto", 1.0, 0.5)],
+    ("wanted", "num_gpus", "expected"),
+    [
+        *[("cpu", 8.0, "cpu"), ("cuda", 0.0, "cuda")],
+        *[("auto", 0.0, "cpu"), ("auto", 2.0, "cpu"), ("auto", 2.5, "cuda"), ("auto", 8.0, "cuda")],
+    ],
 )
-def test_ranks_ask_for_gpus_where_they_are_to_compute_on_some(
-    device: DeviceKind, num_gpus: float, expected: float
+def test_a_cluster_computes_on_gpus_where_there_are_enough_for_all_its_workers(
+    wanted: DeviceKind, num_gpus: float, expected: DeviceKind
 ) -> None:
-    assert gpus_for(device, 0.5, num_gpus=num_gpus) == expected
+    config = ClusterConfig(
+        model=ModelConfig(device=wanted),
+        prefill=PrefillConfig(num_workers=1, tensor_parallel=2),
+        decode=DecodeConfig(num_workers=1, gpus_per_rank=0.5),
+    )
+    found = with_device(config, num_gpus=num_gpus)
+    assert found.model.device == expected
+    shares = {P: 1.0, D: 0.5} if expected == "cuda" else {P: 0.0, D: 0.0}
+    assert gpus_of_ranks(found) == shares
 
 
 def test_a_worker_asks_for_a_slot_for_each_rank() -> None:

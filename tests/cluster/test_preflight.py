@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster.child import ReportingChild
-from cluster.preflight import check_ports, check_start
+from cluster.preflight import check_gpus, check_ports, check_start, gpus_here, warnings
 from tandem.config import ClusterConfig, ModelConfig, RouterConfig, from_mapping
 from tandem.errors import ClusterError, ConfigError, ModelLoadError
 from tests.tiny_model import save_tiny_llama
@@ -107,6 +107,33 @@ def test_the_command_line_says_it_in_one_line(command: tuple[str, ...]) -> None:
     assert (result.returncode, result.stdout) == (1, "")
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("tandem: no model 'gone'")
+
+
+def make_devices(directory: Path, count: int) -> str:
+    for name in ["nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(count))]:
+        (directory / name).touch()
+    return str(directory)
+
+
+def test_gpus_are_counted_without_torch_and_as_they_are_shown(tmp_path: Path) -> None:
+    dev_dir = make_devices(tmp_path, 4)
+    assert gpus_here(dev_dir=dev_dir) == 4
+    assert [gpus_here(dev_dir=dev_dir, visible=visible) for visible in ("", "0", "1,3", "0,1,2,3,4")] == [0, 1, 2, 4]
+
+
+def test_workers_that_would_wait_for_gpus_for_ever_are_not_started() -> None:
+    config = from_mapping({"model": {"device": "cuda"}, "prefill": {"tensor_parallel": 2}})
+    check_gpus(config, num_gpus=3)
+    with pytest.raises(ConfigError, match="ask for 3 GPUs, this machine has 2: lower"):
+        check_gpus(config, num_gpus=2)
+    check_gpus(ClusterConfig(), num_gpus=0)
+
+
+def test_a_gpu_that_is_left_out_is_a_warning() -> None:
+    [warning] = [text for text in warnings(ClusterConfig(), num_gpus=1) if "GPU" in text]
+    assert warning.startswith("2 GPUs would be needed, this machine has 1: workers compute on the CPU")
+    assert not any("GPU" in text for text in warnings(ClusterConfig(), num_gpus=2))
+    assert not any("GPU" in text for text in warnings(ClusterConfig()))
 
 
 def test_checking_loads_none_of_the_heavy_libraries() -> None:

@@ -35,7 +35,6 @@ def test_each_rank_sees_the_gpu_that_is_its_own_and_a_worker_without_one_sees_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    share = 1.0
 
     async def gpus_of(pools: RayPools, number: int, num_ranks: int) -> str:
         place = WorkerPlacement(worker_id=WorkerId(f"decode-{number}"), role=Role.DECODE, num_ranks=num_ranks)
@@ -43,19 +42,21 @@ def test_each_rank_sees_the_gpu_that_is_its_own_and_a_worker_without_one_sees_no
         return info.address.removeprefix("gpus ")
 
     async def scenario() -> None:
-        nonlocal share
         prepare_environment(token=new_token())
         node = RayNode()
         try:
             address = await node.start_head(NodeOffer(resources={"tandem_decode": 4.0}, num_gpus=2))
             client = RayClient(address.head, namespace="test")
             await client.connect()
-            pools = RayPools(
-                client,
-                cluster="test",
-                settings_of=lambda place: settings_of(place, tmp_path),
-                classes={Role.DECODE: "tests.cluster.gpu_worker:GpuWorker"},
-                gpus_of=lambda role, num_gpus: share if num_gpus == 2.0 else 0.0,
+            pools, without = (
+                RayPools(
+                    client,
+                    cluster="test",
+                    settings_of=lambda place: settings_of(place, tmp_path),
+                    classes={Role.DECODE: "tests.cluster.gpu_worker:GpuWorker"},
+                    gpus=gpus,
+                )
+                for gpus in ({Role.DECODE: 1.0}, {})
             )
             try:
                 async with asyncio.timeout(SETTLE_S):
@@ -63,8 +64,7 @@ def test_each_rank_sees_the_gpu_that_is_its_own_and_a_worker_without_one_sees_no
                     while not (tmp_path / "rank-1").exists():  # noqa: ASYNC110  another process writes it
                         await asyncio.sleep(0.05)
                     assert sorted([first, (tmp_path / "rank-1").read_text()]) == ["4", "6"]
-                    share = 0.0
-                    assert await gpus_of(pools, 1, 1) == ""
+                    assert await gpus_of(without, 1, 1) == ""
             finally:
                 for worker in await pools.find():
                     await pools.stop(worker.placement.worker_id, 20.0)
