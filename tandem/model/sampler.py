@@ -10,11 +10,12 @@ a cumulative distribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
+from tandem.model.device_io import stay
 from tandem.types import SamplingParams
 
 _NUCLEUS_GUESS = 256
@@ -94,15 +95,18 @@ def sample(logits: torch.Tensor, params: SamplingParams, output_position: int) -
     return int(ids[(scaled[ids] + noise[ids]).argmax()])
 
 
-def _largest(logits: torch.Tensor) -> list[int]:
-    """Of each row, the lowest id of the largest; numpy reads a row several times as fast as torch."""
-    ids: list[int] = (logits.numpy().argmax(axis=-1) if logits.is_cpu else logits.argmax(dim=-1)).tolist()
+def largest(logits: torch.Tensor, get: Callable[[torch.Tensor], torch.Tensor] = stay) -> list[int]:
+    """Of each row, the lowest id of the largest; on the host, numpy reads a row several times as fast as torch.
+
+    `get` brings a tensor from the device to the host.
+    """
+    ids: list[int] = (logits.numpy().argmax(axis=-1) if logits.is_cpu else get(logits.argmax(dim=-1))).tolist()
     return ids
 
 
 def sample_rows(logits: torch.Tensor, rows: Sequence[tuple[SamplingParams, int]]) -> list[int]:
     """One token for each row of logits `[num_rows, vocab]`, with that row's parameters and output position."""
-    tokens = _largest(logits)
+    tokens = largest(logits)
     for row, (params, position) in enumerate(rows):
         if params.temperature != 0.0:
             tokens[row] = sample(logits[row], params, position)

@@ -10,7 +10,7 @@ from tandem.model.choice import Choice
 from tandem.model.device_io import stay
 from tandem.model.logits import shape_logits
 from tandem.model.logprobs import report
-from tandem.model.sampler import sample_rows
+from tandem.model.sampler import largest, sample_rows
 from tandem.types import SampledToken, TokenLogprobs
 
 
@@ -30,8 +30,8 @@ def choose(
     if not choices:
         return []
     if all(map(_takes_most_likely, choices)):
-        ids = get(logits.argmax(dim=-1)).tolist()
-        return [(SampledToken(token_id=best),) * len(group) for group, best in zip(groups, ids, strict=True)]
+        best = largest(logits, get)
+        return [(SampledToken(token_id=token_id),) * len(group) for group, token_id in zip(groups, best, strict=True)]
     logits = get(logits)
     if len(choices) > len(groups):
         logits = logits.repeat_interleave(torch.tensor([len(group) for group in groups]), dim=0)
