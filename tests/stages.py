@@ -90,6 +90,6 @@ def batches() -> list[list[SequenceSlice]]:
 def logits_of(model: str | Path, *, tp: int, pp: int, dtype: Dtype = "float32") -> list[torch.Tensor]:
     """Rank 0's, of all batches; the other ranks must have none."""
     with Stages(model, tp=tp, pp=pp, dtype=dtype) as stages:
-        per_rank = stages.on_all(lambda stage: [x for batch in batches() for x in stage.run(batch)])
+        per_rank = stages.on_all(lambda stage: [x.clone() for batch in batches() for x in stage.run(batch)])
     assert not any(len(x) for others in per_rank[1:] for x in others)
     return list(per_rank[0])
