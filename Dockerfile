@@ -3,8 +3,12 @@
 ARG BASE_IMAGE=docker.io/library/python:3.11.14-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
-# For the kernels in C.
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+# For the kernels in C. Python's headers are in its own images; where Python is the distribution's they are a package.
+RUN headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
+    && apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
+        gcc libc6-dev $([ -e "$headers" ] || echo python3-dev) \
+    && rm -rf /var/lib/apt/lists/*
 ARG DEFAULT_MODEL=1
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL

@@ -159,7 +159,7 @@ async def test_a_rollback_brings_old_sizes_back_also_when_redis_is_away_at_first
 
 
 @runs_async
-async def test_a_rollback_that_no_controller_saw_happen_counts_when_the_file_can_be_no_late_copy(tmp_path: Path) -> None:
+async def test_a_rollback_that_no_controller_saw_counts_when_the_file_can_be_no_late_copy(tmp_path: Path) -> None:
     async with benches(tmp_path) as bench:
         bench.write(1, 3, 2)
         await bench.follower().look()
