@@ -29,7 +29,7 @@ RUN /opt/tandem/bin/pip install --no-deps --no-build-isolation . \
         && TANDEM_CACHE=/opt/tandem/cache /opt/tandem/bin/python -m tandem.model.files; \
     fi \
     && /opt/tandem/bin/pip uninstall --yes setuptools pip \
-    && chmod -R a+rX /opt/tandem
+    && find /opt/tandem ! -perm -o=r -exec chmod a+rX {} +
 
 FROM ${BASE_IMAGE}
 RUN groupadd --gid 10001 tandem \
