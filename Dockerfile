@@ -32,6 +32,10 @@ RUN /opt/tandem/bin/pip install --no-deps --no-build-isolation . \
     && find /opt/tandem ! -perm -o=r -exec chmod a+rX {} +
 
 FROM ${BASE_IMAGE}
+# What the kernels in C load at run time.
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends libgomp1 \
+    && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 tandem \
     && useradd --uid 10001 --gid tandem --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tandem
 COPY --from=build /opt/tandem /opt/tandem
@@ -42,6 +46,7 @@ ENV PATH=/opt/tandem/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 WORKDIR /tmp
+RUN python3 -c "import sys; from tandem.model.native import why_missing; sys.exit(why_missing())"
 USER 10001:10001
 EXPOSE 50051 8000 8081
 CMD ["tandem", "--help"]
