@@ -51,6 +51,13 @@ class Deployment:
         """What they are called."""
         return sorted(pod["metadata"]["name"] for pod in self.pods(component))
 
+    def pod_of(self, role: str) -> str:
+        """The pod that the first worker of a pool is in."""
+        (address, *_) = [worker.address for worker in self.status().workers if worker.role == role]
+        pods = self.cluster.store.list("v1", "pods", "default")
+        (name,) = [pod["metadata"]["name"] for pod in pods if pod["status"]["podIP"] == address.rpartition(":")[0]]
+        return str(name)
+
     def tags(self, component: str) -> set[str]:
         """The tags of their containers' images."""
         found = [container["image"] for pod in self.pods(component) for container in pod["spec"]["containers"]]
