@@ -3,8 +3,12 @@
 ARG BASE_IMAGE=docker.io/library/python:3.11.14-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
-# For the kernels in C.
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+# For the kernels in C. Python's headers are in its own images; where Python is the distribution's they are a package.
+RUN headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
+    && apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
+        gcc libc6-dev $([ -e "$headers" ] || echo python3-dev) \
+    && rm -rf /var/lib/apt/lists/*
 ARG DEFAULT_MODEL=1
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -25,9 +29,13 @@ RUN /opt/tandem/bin/pip install --no-deps --no-build-isolation . \
         && TANDEM_CACHE=/opt/tandem/cache /opt/tandem/bin/python -m tandem.model.files; \
     fi \
     && /opt/tandem/bin/pip uninstall --yes setuptools pip \
-    && chmod -R a+rX /opt/tandem
+    && find /opt/tandem ! -perm -o=r -exec chmod a+rX {} +
 
 FROM ${BASE_IMAGE}
+# What the kernels in C load at run time.
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends libgomp1 \
+    && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 tandem \
     && useradd --uid 10001 --gid tandem --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tandem
 COPY --from=build /opt/tandem /opt/tandem
@@ -38,6 +46,7 @@ ENV PATH=/opt/tandem/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 WORKDIR /tmp
+RUN python3 -c "import sys; from tandem.model.native import why_missing; sys.exit(why_missing())"
 USER 10001:10001
 EXPOSE 50051 8000 8081
 CMD ["tandem", "--help"]

@@ -5,13 +5,15 @@
     generation: 7     # grows with each release; may be left out
 
 A pool gets the file's size when the file says another one than it said last. What it said last is kept in Redis: so
-neither a new controller nor a `tandem scale` in between is undone by a file that has not changed.
+neither a new controller nor a `tandem scale` in between is undone by a file that has not changed. A file that goes back
+to an older generation is a rollback, unless it may be a copy that has not caught up yet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -25,6 +27,8 @@ from tandem.types import Role
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 2.0
+CATCH_UP_S = 180.0
+"""A copy of the file that is older for so long is no late one: a kubelet renews what is mounted every minute or two."""
 
 
 def read_sizes(path: Path) -> FileSizes:
@@ -53,24 +57,51 @@ def _number(path: Path, document: Mapping[str, object], name: str, *, most: int)
 
 
 def changed_sizes(last: FileSizes | None, said: FileSizes) -> dict[Role, int]:
-    """Pools whose size the file has changed. An older generation is a view that has not caught up: it changes none."""
+    """Pools whose size the file has changed."""
     if last is None:
         return dict(said.sizes)
-    if said.generation < last.generation:
-        return {}
     return {role: size for role, size in said.sizes.items() if last.sizes.get(role) != size}
+
+
+class View:
+    """Whether an older generation is what the file says now, or a copy of it that may not have caught up.
+
+    It is no late copy when this very copy has been newer before, or has been older for `CATCH_UP_S`.
+    """
+
+    def __init__(self) -> None:
+        self._newest = 0
+        self._late: tuple[int, float] | None = None
+
+    def is_current(self, last: FileSizes | None, said: FileSizes, *, now_s: float) -> bool:
+        """`last` is what anybody has read of the file, `said` what its copy here says now."""
+        if last is None or said.generation >= last.generation:
+            self._newest, self._late = said.generation, None
+            return True
+        self._newest = max(self._newest, said.generation)
+        if self._late is None or self._late[0] != said.generation:
+            self._late = (said.generation, now_s)
+        return said.generation < self._newest or now_s - self._late[1] >= CATCH_UP_S
 
 
 class SizesFile:
     """Looks at the file again and again and writes its changes to the desired state, while `is_acting` says so."""
 
     def __init__(
-        self, path: Path, state: PoolState, *, is_acting: Callable[[], bool], note: Callable[[str], None]
+        self,
+        path: Path,
+        state: PoolState,
+        *,
+        is_acting: Callable[[], bool],
+        note: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
         self._state = state
         self._is_acting = is_acting
         self._note = note
+        self._clock = clock
+        self._view = View()
         self._last: FileSizes | None = None
         self._complaint = ""
 
@@ -99,11 +130,13 @@ class SizesFile:
 
     async def _take(self, said: FileSizes) -> None:
         last = await self._state.file_sizes() or await self._remind()
+        if not self._view.is_current(last, said, now_s=self._clock()):
+            self._last = last
+            return
         changed = changed_sizes(last, said)
-        if changed or last is None or said.generation > last.generation:
+        if said != last:
             await self._state.take_file_sizes(said, changed)
-            last = said
-        self._last = last
+        self._last = said
         if changed:
             sizes = ", ".join(f"{role}={size}" for role, size in changed.items())
             self._note(f"the sizes file asks for {sizes} (generation {said.generation})")

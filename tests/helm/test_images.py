@@ -62,4 +62,15 @@ def test_the_last_stage_runs_as_the_chart_s_user_and_takes_the_result_alone(name
 @pytest.mark.parametrize("name", FILES)
 def test_that_user_may_read_all_of_it(name: str) -> None:
     build = [line for line in lines(name) if "pip uninstall" in line]
-    assert build[0].endswith("&& chmod -R a+rX /opt/tandem"), "a prepared tokenizer is its maker's alone"
+    opened = "&& find /opt/tandem ! -perm -o=r -exec chmod a+rX {} +"
+    assert build[0].endswith(opened), "a prepared tokenizer is its maker's alone"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_image_without_the_kernels_in_c_is_not_built(name: str) -> None:
+    """A base without OpenMP's library had them compiled, and torch did their work."""
+    found = lines(name)
+    last = max(i for i, line in enumerate(found) if line.startswith("FROM"))
+    (check,) = [i for i, line in enumerate(found) if "why_missing" in line]
+    assert check > max(i for i, line in enumerate(found) if line.startswith("COPY --from=build")) > last
+    assert any("apt-get install" in line and "libgomp1" in line for line in found[: check + 1])

@@ -141,6 +141,15 @@ def test_ray_s_object_store_is_as_small_as_elsewhere() -> None:
     assert {p["object-store-memory"] for p in params} == {str(OBJECT_STORE_BYTES)}
 
 
+def test_a_busy_node_has_time_to_start_ray_s_agents() -> None:
+    """A raylet waits 15 s for ports that its agents have chosen, and aborts; those that it was given it knows."""
+    spec = find(render(RAY, POOL), "RayCluster")["spec"]
+    for params in [spec["headGroupSpec"]["rayStartParams"], *(g["rayStartParams"] for g in spec["workerGroupSpecs"])]:
+        ports = {params[name] for name in ("dashboard-agent-grpc-port", "runtime-env-agent-port")}
+        assert len(ports) == 2
+        assert all(0 < int(port) < 10000 for port in ports)  # below those of Ray's workers and the system's own
+
+
 def test_node_labels_are_the_group_s_and_not_start_parameters() -> None:
     group = groups(render(RAY, {"workers": {"rayLabels": {"rack": "r7"}}}))["node"]
     assert group["labels"] == {"rack": "r7"}

@@ -51,6 +51,17 @@ def test_the_store_fills_less_of_the_ssd_tier_than_its_volume_holds(tier: dict[s
     assert (store["disk_path"], store["disk_bytes"]) == (mount["mountPath"], 80 * GIB)
 
 
+def test_an_ephemeral_ssd_tier_is_a_claim_of_its_pod_and_no_ephemeral_storage_of_the_node() -> None:
+    tier = {"type": "ephemeral", "size": "100Gi", "storageClassName": "local-nvme"}
+    pod = worker_pod(render({"workers": {**DRAM, "ssdTier": tier, "resources": {"ephemeralStorage": "2Gi"}}}), "node")
+    assert volume(pod, "ssd-tier")["ephemeral"]["volumeClaimTemplate"]["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "local-nvme",
+        "resources": {"requests": {"storage": "100Gi"}},
+    }
+    assert quantity(main_container(pod)["resources"]["requests"]["ephemeral-storage"]) == 2 * GIB
+
+
 def test_an_ssd_tier_on_the_node_s_disk_is_limited_and_requested() -> None:
     tier = {**DRAM, "ssdTier": {"type": "emptyDir", "size": "100Gi"}, "resources": {"ephemeralStorage": "2Gi"}}
     pod = worker_pod(render({"workers": tier}), "node")

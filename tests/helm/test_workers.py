@@ -117,6 +117,35 @@ def test_the_model_s_volume_is_read_only_for_those_who_serve() -> None:
         assert fetch["command"] == ["hf", "download", "o/m", "--revision", "c0ffee", "--local-dir", "/models"]
 
 
+@pytest.mark.parametrize(
+    ("volume", "source"),
+    [
+        (
+            {"type": "pvc", "claimName": "models", "subPath": "llama"},
+            {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+        ),
+        ({"type": "hostPath", "path": "/mnt/m"}, {"hostPath": {"path": "/mnt/m", "type": "Directory"}}),
+        (
+            {"type": "initContainer", "sizeLimit": "9Gi", "initContainer": {"image": "fetch:1.0", "command": ["get"]}},
+            {"emptyDir": {"sizeLimit": "9Gi"}},
+        ),
+    ],
+)
+def test_the_model_comes_from_a_volume_that_routers_and_workers_only_read(
+    volume: dict[str, Any], source: dict[str, Any]
+) -> None:
+    objects = render({"model": {"source": "/models/x", "volume": volume}})
+    for component in ("router", "node"):
+        pod = worker_pod(objects, component)
+        assert {"name": "model", **source} in pod["spec"]["volumes"]
+        (mount,) = [m for m in main_container(pod)["volumeMounts"] if m["name"] == "model"]
+        assert (mount["mountPath"], mount["readOnly"], mount.get("subPath")) == ("/models", True, volume.get("subPath"))
+        fetching = pod["spec"].get("initContainers", [])
+        assert [c["image"] for c in fetching] == (["fetch:1.0"] if volume["type"] == "initContainer" else [])
+        assert all({"name": "model", "mountPath": "/models"} in c["volumeMounts"] for c in fetching)
+    assert "model" not in [v["name"] for v in worker_pod(objects, "head")["spec"]["volumes"]]
+
+
 def test_own_environment_volumes_and_containers_are_added() -> None:
     own: dict[str, Any] = {
         "extraEnv": [{"name": "HTTP_PROXY", "value": "http://proxy"}],

@@ -24,6 +24,8 @@ MARK = "KUBE_CONTAINER"
 NOT_STARTED = 128
 """Exit status of a container whose command could not be started."""
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+_PROGRAM_PERIODS = 3
+"""A probe that runs a program asks so many times less often than others; at its own period once it has succeeded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +164,8 @@ class Container:
 
     def _end_rest(self, status: int) -> None:
         self._stop_probes.set()
-        sweep(marked(MARK, self._mark), timeout_s=0.0)
+        while left := marked(MARK, self._mark):  # what dies may have started another one meanwhile
+            sweep(left, timeout_s=0.0)
         for thread in self._probes:
             thread.join()
         self._process, self._probes = None, []
@@ -217,8 +220,10 @@ class Container:
                 state.note(probe.ask(settings.timeout_s))
                 if not stop.is_set() and state.verdict is not None:
                     self._verdicts[name] = state.verdict
-            is_costly = "exec" in self.spec[name] and state.verdict  # a program each time: no oftener than it must
-            if stop.wait(normal.period_s if is_costly else settings.period_s):
+            period_s = settings.period_s
+            if "exec" in self.spec[name]:  # a program each time, which takes time from what it asks about
+                period_s = normal.period_s if state.verdict else min(normal.period_s, _PROGRAM_PERIODS * period_s)
+            if stop.wait(period_s):
                 return
             if name == "startupProbe" and state.verdict:
                 return

@@ -19,8 +19,8 @@ from tests.kube.waiting import until
 CHART = REPOSITORY / "helm" / "tandem"
 NAME = "live"
 GRPC_PORT, HTTP_PORT = 50051, 8000
-_INSTALL_TIMEOUT = "200s"
-_SETTLE_S = 200.0
+_INSTALL_TIMEOUT = "300s"
+_SETTLE_S = 300.0
 _ASK_S = 0.3
 
 
@@ -47,10 +47,25 @@ class Deployment:
         """Which pods they are."""
         return {pod["metadata"]["uid"] for pod in self.pods(component)}
 
-    def volume(self, component: str, name: str) -> Path:
-        """The real directory of a volume of a component's one pod."""
-        (uid,) = self.uids(component)
-        return self.cluster.kubelet.worker(uid).volume(name)
+    def names(self, component: str) -> list[str]:
+        """What they are called."""
+        return sorted(pod["metadata"]["name"] for pod in self.pods(component))
+
+    def pod_of(self, role: str) -> str:
+        """The pod that the first worker of a pool is in."""
+        (address, *_) = [worker.address for worker in self.status().workers if worker.role == role]
+        pods = self.cluster.store.list("v1", "pods", "default")
+        (name,) = [pod["metadata"]["name"] for pod in pods if pod["status"]["podIP"] == address.rpartition(":")[0]]
+        return str(name)
+
+    def tags(self, component: str) -> set[str]:
+        """The tags of their containers' images."""
+        found = [container["image"] for pod in self.pods(component) for container in pod["spec"]["containers"]]
+        return {str(image).rpartition(":")[2] for image in found}
+
+    def volumes(self, component: str, name: str) -> list[Path]:
+        """The real directories of a volume of a component's pods."""
+        return [self.cluster.kubelet.worker(uid).volume(name) for uid in self.uids(component)]
 
     def secrets(self) -> dict[str, dict[str, str]]:
         """What the release's Secrets hold, by name; Helm's own apart."""

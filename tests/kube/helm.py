@@ -13,7 +13,7 @@ import pytest
 from tests.kube.images import REPOSITORY
 
 TOOLS = REPOSITORY / ".tools" / "bin"
-TIMEOUT_S = 240
+TIMEOUT_S = 330
 
 
 def find_tool(name: str) -> str:

@@ -14,9 +14,10 @@ from tandem.rpc.client import open_channel
 from tandem.rpc.tandem.v1 import inference_pb2_grpc
 from tests.e2e.live import Answer, generate, run
 
+MODEL = "tiny"
 PROMPT = "hello"
 NUM_TOKENS = 48
-_PACE_S = 0.1
+_PACE_S = 0.3
 
 
 @dataclass

@@ -37,6 +37,8 @@ API, PLURAL = "ray.io/v1", "rayclusters"
 HEAD_GROUP = "headgroup"
 _GROUP_LABEL, _REVISION = "ray.io/group", "ray.io/template-hash"
 _TOKEN_KEY = "auth_token"
+_TEMP_DIR = "$TMPDIR/ray"
+"""Not the operator's doing: pods have a /tmp of their own, here it is one for all, and Ray would take its head's."""
 
 
 def reconcile_ray_clusters(store: Store) -> None:
@@ -66,7 +68,7 @@ def _reconcile(store: Store, cluster: Document) -> None:
     if not _in_group(pods, HEAD_GROUP):
         _create(store, cluster, cluster["spec"]["headGroupSpec"], is_head=True)
     for group in cluster["spec"].get("workerGroupSpecs", ()):
-        _resize(store, cluster, group, _in_group(living, group["groupName"]))
+        _resize(store, cluster, group, _in_group(pods, group["groupName"]))
     _put_status(store, cluster, living)
 
 
@@ -92,18 +94,23 @@ def _in_group(pods: list[Document], group: str) -> list[Document]:
 
 
 def _resize(store: Store, cluster: Document, group: Document, pods: list[Document]) -> None:
-    """Ends the pods that were named, then makes or ends as many as are too few or too many."""
+    """Ends the pods that were named, then makes or ends as many as are too few or too many.
+
+    As with the operator, a pod on its way out counts until it is gone: its successor comes after it, not beside it.
+    """
+    pods = sorted(pods, key=is_ending, reverse=True)
     named = set(group.get("scaleStrategy", {}).get("workersToDelete", ()))
     for pod in pods:
-        if pod["metadata"]["name"] in named:
+        if pod["metadata"]["name"] in named and not is_ending(pod):
             store.delete(key_of(pod), graceful=True)
     rest = [pod for pod in pods if pod["metadata"]["name"] not in named]
     wanted = group.get("replicas", group["minReplicas"])
     wanted = max(group["minReplicas"], min(wanted, group["maxReplicas"])) * group.get("numOfHosts", 1)
     for _ in range(wanted - len(rest)):
         _create(store, cluster, group, is_head=False)
-    for pod in rest[wanted:]:
-        store.delete(pod_key(pod["metadata"]["namespace"], pod["metadata"]["name"]), graceful=True)
+    for pod in rest[: max(0, len(rest) - wanted)]:
+        if not is_ending(pod):
+            store.delete(pod_key(pod["metadata"]["namespace"], pod["metadata"]["name"]), graceful=True)
 
 
 def _create(store: Store, cluster: Document, group: Document, *, is_head: bool) -> None:
@@ -112,7 +119,7 @@ def _create(store: Store, cluster: Document, group: Document, *, is_head: bool) 
     address = f"{_address(cluster)}:{GCS_PORT}"
     storage = cluster["spec"].get("gcsFaultToleranceOptions", {}) if is_head else {}
     parameters = head_parameters(group, storage=storage) if is_head else worker_parameters(group, address)
-    line = ray_start(parameters, is_head=is_head)
+    line = ray_start({"temp-dir": _TEMP_DIR, **parameters}, is_head=is_head)
     template = with_command(deepcopy(group["template"]), line)
     own = {"RAY_NODE_TYPE_NAME": group_name, "KUBERAY_GEN_RAY_START_CMD": line}
     own["RAY_ADDRESS"] = f"127.0.0.1:{GCS_PORT}" if is_head else address
@@ -157,7 +164,7 @@ def _add_environment(
 def _wait_for_head(template: Document, address: str) -> None:
     """Workers start when the head answers."""
     container = template["spec"]["containers"][0]
-    script = f"until ray health-check --address {address} > /dev/null 2>&1; do echo waiting for the head; sleep 1; done"
+    script = f"until ray health-check --address {address} > /dev/null 2>&1; do echo waiting for the head; sleep 2; done"
     waiting = {
         "name": "wait-gcs-ready",
         "image": container["image"],

@@ -108,6 +108,9 @@
 {{- if and .Values.tls.clientCa .Values.tests.enabled (not .Values.tls.clientSecretName) -}}
 {{- fail "with tls.clientCa `helm test` needs a certificate of its own: write tls.clientSecretName, or tests.enabled: false" -}}
 {{- end -}}
+{{- if and .Values.tls.clientCa .Values.metrics.serviceMonitor.enabled (not .Values.tls.clientSecretName) -}}
+{{- fail "with tls.clientCa Prometheus needs a certificate to scrape routers: write tls.clientSecretName, or metrics.serviceMonitor.enabled: false" -}}
+{{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}
 {{- fail "ingress.enabled needs a name to answer to: write ingress.host" -}}
 {{- end -}}

@@ -12,6 +12,13 @@ num-gpus: "0"
 object-store-memory: "83886080"
 node-ip-address: $POD_IP
 resources: {{ toJson $resources | quote | squote }}
+{{ include "tandem.rayAgentPorts" . }}
+{{- end -}}
+
+{{/* Where ports are given, Ray does not end a node whose agents take longer than 15 s to start and to tell theirs. */}}
+{{- define "tandem.rayAgentPorts" -}}
+dashboard-agent-grpc-port: "6381"
+runtime-env-agent-port: "6382"
 {{- end -}}
 
 {{/* One container of the head's pod is Ray, the other the controller, which is its driver. */}}
