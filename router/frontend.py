@@ -12,18 +12,20 @@ import random
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from router.choice_text import ChoiceText, StopRules
 from router.dispatch import Dispatcher, ServedModel
 from router.output import OutputDelta
+from router.prepared import PreparedRequest
 from router.prompt import Conversation, Prompt, check_length, check_prompt, tokenize
 from router.stream import OutputStream
 from router.timing import TokenClock
 from router.tokenizer import ChatTokenizer
 from router.tool_parser import ToolCallParser
-from router.tools import tool_grammar
+from router.tools import NO_TOOLS, ToolUse, tool_grammar
 from router.validation import (
     ContextLimit,
     SamplingOptions,
@@ -73,6 +75,24 @@ class _Slot:
             self.stream.cancel(error)
 
 
+class _ChoiceTexts:
+    """Makes the text of each choice of one request."""
+
+    def __init__(self, tokenizer: ChatTokenizer, options: SamplingOptions, tools: ToolUse) -> None:
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._stop = StopRules(
+            texts=options.stop,
+            is_included=options.include_stop_str_in_output,
+            min_tokens=options.min_tokens or 0,
+        )
+
+    def make(self, choice: int) -> ChoiceText:
+        """A new one."""
+        parser = ToolCallParser(_new_call_id) if self._tools.offered else None
+        return ChoiceText(choice, self._tokenizer.detokenizer(), self._stop, parser)
+
+
 class Frontend:
     """The open requests of one router. One event loop."""
 
@@ -97,6 +117,11 @@ class Frontend:
     def num_running(self) -> int:
         """Requests open here."""
         return len(self._slots)
+
+    @property
+    def max_outputs_at_once(self) -> int:
+        """Outputs that one request of several prompts may have under way."""
+        return self._config.max_outputs_at_once
 
     @property
     def is_draining(self) -> bool:
@@ -128,7 +153,22 @@ class Frontend:
         timeout_s: float | None = None,
         arrival_s: float | None = None,
     ) -> OutputStream:
-        """Starts a request. The caller must close the stream it gets, best with `async with`.
+        """Starts a request. The caller must close the stream it gets, best with `async with`. See `prepare`."""
+        prepared = await self.prepare(
+            prompt, options, request_id=request_id, timeout_s=timeout_s, arrival_s=arrival_s
+        )
+        return prepared.start()
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        options: SamplingOptions,
+        *,
+        request_id: str = "",
+        timeout_s: float | None = None,
+        arrival_s: float | None = None,
+    ) -> PreparedRequest:
+        """Checks and tokenizes a request, which counts as running from now on. The caller must start or drop it.
 
         `arrival_s` is on the clock of `time.monotonic`; default now. Raises TandemError.
         """
@@ -168,12 +208,39 @@ class Frontend:
                 cache_salt=options.cache_salt,
                 priority=options.priority or 0,
             )
-            has_tools = isinstance(prompt, Conversation) and bool(prompt.tools.offered)
-            return self._start(request, options, time.monotonic(), has_tools=has_tools)
+            tools = prompt.tools if isinstance(prompt, Conversation) else NO_TOOLS
+            texts = _ChoiceTexts(self.tokenizer, options, tools)
+            return self._prepared(request, texts, time.monotonic())
         except BaseException as exc:
-            self._release(slot_id)
-            code = exc.code if isinstance(exc, TandemError) else RequestCancelled.code
-            self.metrics.requests.labels(code=code).inc()
+            self._refuse(slot_id, exc)
+            raise
+
+    def _prepared(self, request: Request, texts: _ChoiceTexts, tokenized_s: float) -> PreparedRequest:
+        def start() -> OutputStream:
+            try:
+                return self._start(request, texts, tokenized_s)
+            except BaseException as exc:
+                self._refuse(request.request_id, exc)
+                raise
+
+        def drop() -> None:
+            self._refuse(request.request_id, RequestCancelled("never started"))
+
+        return PreparedRequest(request, start=start, drop=drop)
+
+    def _refuse(self, slot_id: RequestId | None, error: BaseException) -> None:
+        """A request ends before workers have heard of it."""
+        self._release(slot_id)
+        code = error.code if isinstance(error, TandemError) else RequestCancelled.code
+        self.metrics.requests.labels(code=code).inc()
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Around what a protocol's front checks by itself, before `prepare`: what it refuses is a request, too."""
+        try:
+            yield
+        except TandemError as exc:
+            self._refuse(None, exc)
             raise
 
     async def prompt_tokens(self, prompt: Prompt) -> Sequence[int]:
@@ -283,29 +350,14 @@ class Frontend:
             if not self._slots:
                 self._idle.set()
 
-    def _start(
-        self, request: Request, options: SamplingOptions, tokenized_s: float, *, has_tools: bool
-    ) -> OutputStream:
+    def _start(self, request: Request, texts: _ChoiceTexts, tokenized_s: float) -> OutputStream:
         slot = self._slots[request.request_id]
         if slot.ended_by is not None:
             raise slot.ended_by
-        stop = StopRules(
-            texts=options.stop,
-            is_included=options.include_stop_str_in_output,
-            min_tokens=options.min_tokens or 0,
-        )
         slot.stream = OutputStream(
             request,
             self.dispatcher.dispatch(request),
-            texts=[
-                ChoiceText(
-                    choice,
-                    self.tokenizer.detokenizer(),
-                    stop,
-                    ToolCallParser(_new_call_id) if has_tools else None,
-                )
-                for choice in range(request.num_choices)
-            ],
+            texts=[texts.make(choice) for choice in range(request.num_choices)],
             clock=TokenClock(arrival_s=request.arrival_s, tokenized_s=tokenized_s),
             max_buffered_tokens=self._config.output_buffer_tokens,
             on_closed=self._closed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,27 +22,26 @@ class Envelope:
     response_id: str
     model: str
     include_usage: bool
-    return_token_ids: bool
     created: int = field(default_factory=lambda: int(time.time()))
 
     def chunk(self, choices: Sequence[Json], *, usage: Json | None = None) -> Json:
         """One event of a stream. With include_usage every chunk has `usage`, null but in the last."""
         name = "chat.completion.chunk" if self.kind == "chat" else "text_completion"
-        return self._body(name, choices) | ({"usage": usage} if self.include_usage else {})
+        return self._head(name) | {"choices": list(choices)} | ({"usage": usage} if self.include_usage else {})
 
-    def whole(self, choices: Sequence[Json], usage: Json) -> Json:
-        """The answer without streaming."""
+    def whole(self, choices: Sequence[bytes], usage: Json) -> bytes:
+        """The answer without streaming, as JSON; so are the choices."""
         name = "chat.completion" if self.kind == "chat" else "text_completion"
-        return self._body(name, choices) | {"usage": usage}
+        head, tail = json_bytes(self._head(name)), json_bytes({"usage": usage})
+        return b"".join((head[:-1], b',"choices":[', b",".join(choices), b"],", tail[1:]))
 
-    def _body(self, name: str, choices: Sequence[Json]) -> Json:
-        return {
-            "id": self.response_id,
-            "object": name,
-            "created": self.created,
-            "model": self.model,
-            "choices": list(choices),
-        }
+    def _head(self, name: str) -> Json:
+        return {"id": self.response_id, "object": name, "created": self.created, "model": self.model}
+
+
+def json_bytes(body: Json) -> bytes:
+    """Without spaces, in UTF-8. Raises ValueError for numbers that JSON cannot say."""
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def usage_body(usages: Sequence[inference_pb2.Usage]) -> Json:

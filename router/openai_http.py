@@ -6,25 +6,29 @@ it has its own HTTP status; one after it is an event in the stream.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import Literal
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from router.fan_in import fan_in
+from router.batch import PromptBatch
 from router.frontend import Frontend
 from router.openai_choice import ChoiceBody, ChoiceStyle, PromptShown
-from router.openai_format import Envelope, Json, error_body, usage_body
+from router.openai_format import Envelope, Json, error_body, json_bytes, usage_body
 from router.openai_types import ChatBody, CompletionBody, parse_body
-from router.output import OutputDelta
+from router.output import OutputDelta, merged
+from router.prepared import PreparedRequest
 from router.prompt import Prompt
 from router.sse import DONE, EventStream, event, read_body, until_disconnect
-from router.stream import OutputStream
+from router.validation import SamplingOptions
 from tandem.errors import TandemError, wire_status
 from tandem.observability.metrics import METRICS_CONTENT_TYPE
 from tandem.rpc.tandem.v1 import inference_pb2
@@ -39,16 +43,11 @@ class OpenAiApi:
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-        arrival_s = time.monotonic()
-        body = parse_body(await read_body(request), CompletionBody)
-        return await until_disconnect(request.receive, self._answer(request, body, body.prompts(), arrival_s))
+        return await self._complete(request, CompletionBody)
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        arrival_s = time.monotonic()
-        body = parse_body(await read_body(request), ChatBody)
-        answer = self._answer(request, body, [body.conversation()], arrival_s)
-        return await until_disconnect(request.receive, answer)
+        return await self._complete(request, ChatBody)
 
     async def models(self) -> Response:
         """GET /v1/models; empty while no worker is ready."""
@@ -70,75 +69,77 @@ class OpenAiApi:
         """GET /metrics."""
         return Response(self._frontend.metrics.render(), headers={"content-type": METRICS_CONTENT_TYPE})
 
-    async def _answer(
-        self, request: Request, body: CompletionBody | ChatBody, prompts: Sequence[Prompt], arrival_s: float
-    ) -> Response:
-        """Opens all prompts; answers when the output is complete, or with a stream when its first step is here."""
-        model = self._frontend.served_model(body.model)
-        request_id = body.request_id or uuid.uuid4().hex
-        envelope = Envelope(
-            kind="chat" if isinstance(body, ChatBody) else "text",
-            response_id=("chatcmpl-" if isinstance(body, ChatBody) else "cmpl-") + request_id,
-            model=model.name,
-            include_usage=body.include_usage,
-            return_token_ids=bool(body.return_token_ids),
-        )
-        headers = {"x-request-id": request_id}
+    async def _complete(self, request: Request, kind: type[CompletionBody] | type[ChatBody]) -> Response:
+        arrival_s = time.monotonic()
+        with self._frontend.counting_refusals():
+            body: CompletionBody | ChatBody = parse_body(await read_body(request), kind)
+            asked = Asked(
+                body=body,
+                prompts=body.prompts(),
+                options=body.options(),
+                model=self._frontend.served_model(body.model).name,
+                request_id=body.request_id or uuid.uuid4().hex,
+                arrival_s=arrival_s,
+            )
+        return await until_disconnect(request.receive, self._answer(asked))
+
+    async def _answer(self, asked: Asked) -> Response:
+        """Prepares all prompts; answers when the output is complete, or with a stream when its first step is here."""
+        headers = {"x-request-id": asked.request_id}
+        envelope = asked.envelope()
         async with AsyncExitStack() as stack:
-            streams = await self._open(stack, body, prompts, request_id, arrival_s)
-            bodies = self._bodies(body, prompts, streams)
-            if not body.stream:
-                return JSONResponse(await _collect(envelope, streams, bodies), headers=headers)
-            outputs = await stack.enter_async_context(aclosing(fan_in(streams)))
+            prepared = await self._prepare(stack, asked)
+            limit = self._frontend.max_outputs_at_once
+            batch = await stack.enter_async_context(PromptBatch(prepared, max_outputs=limit))
+            bodies = self._bodies(asked, batch)
+            outputs = await stack.enter_async_context(aclosing(batch.deltas()))
+            if not asked.body.stream:
+                return await _collect(envelope, batch, bodies, outputs, headers)
             first = await anext(outputs)
             events = _events(envelope, bodies, first, outputs, stack.pop_all())
             await anext(events)  # from here on, closing the generator closes the streams
             return EventStream(events, headers=headers)
 
-    async def _open(
-        self,
-        stack: AsyncExitStack,
-        body: CompletionBody | ChatBody,
-        prompts: Sequence[Prompt],
-        request_id: str,
-        arrival_s: float,
-    ) -> list[OutputStream]:
-        streams = []
-        for index, prompt in enumerate(prompts):
-            opened = await self._frontend.open(
+    async def _prepare(self, stack: AsyncExitStack, asked: Asked) -> list[PreparedRequest]:
+        """All of them, or none: what is wrong with the last prompt is said before the first one runs."""
+        prepared = []
+        for index, prompt in enumerate(asked.prompts):
+            one = await self._frontend.prepare(
                 prompt,
-                body.options(),
-                request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
-                timeout_s=body.timeout_s,
-                arrival_s=arrival_s,
+                asked.options,
+                request_id=asked.request_id if len(asked.prompts) == 1 else f"{asked.request_id}-{index}",
+                timeout_s=asked.body.timeout_s,
+                arrival_s=asked.arrival_s,
             )
-            streams.append(await stack.enter_async_context(opened))
-        return streams
+            stack.callback(one.drop)
+            prepared.append(one)
+            await asyncio.sleep(0)  # others' turn: a short prompt is prepared without waiting for anything
+        return prepared
 
-    def _bodies(
-        self, body: CompletionBody | ChatBody, prompts: Sequence[Prompt], streams: Sequence[OutputStream]
-    ) -> Bodies:
+    def _bodies(self, asked: Asked, batch: PromptBatch) -> Bodies:
         """Makes the body of a choice when its first delta is here: then its prompt's scores are known."""
-        tokenizer = self._frontend.tokenizer
+        tokenizer, body = self._frontend.tokenizer, asked.body
         has_echo = isinstance(body, CompletionBody) and bool(body.echo)
         style = ChoiceStyle(
-            kind="chat" if isinstance(body, ChatBody) else "text",
+            kind=asked.kind,
             spell=tokenizer.token_text,
             return_token_ids=bool(body.return_token_ids),
-            num_logprobs=body.options().logprobs,
+            num_logprobs=asked.options.logprobs,
         )
 
-        def make(stream_index: int, choice: int) -> ChoiceBody:
-            stream, prompt = streams[stream_index], prompts[stream_index]
+        def make(index: int, choice: int) -> ChoiceBody:
+            stream, prompt = batch.streams[index], asked.prompts[index]
             token_ids = stream.request.prompt_token_ids
-            echo = prompt if isinstance(prompt, str) else tokenizer.decode(token_ids, keep_special=True)
+            echo = None
+            if has_echo:
+                echo = prompt if isinstance(prompt, str) else tokenizer.decode(token_ids, keep_special=True)
             shown = PromptShown(
                 token_ids=token_ids,
-                echo=echo if has_echo else None,
+                echo=echo,
                 logprobs=stream.prompt_logprobs,
                 wants_logprobs=body.prompt_logprobs is not None,
             )
-            return ChoiceBody(stream_index * stream.request.num_choices + choice, style, shown)
+            return ChoiceBody(index * stream.request.num_choices + choice, style, shown)
 
         return Bodies(make)
 
@@ -150,6 +151,32 @@ class OpenAiApi:
             "owned_by": "tandem",
             "max_model_len": max_context_tokens,
         }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """One POST, checked as far as that goes without a model."""
+
+    body: CompletionBody | ChatBody
+    prompts: Sequence[Prompt]
+    options: SamplingOptions
+    model: str
+    request_id: str
+    arrival_s: float
+
+    @property
+    def kind(self) -> Literal["chat", "text"]:
+        """Which of the two APIs."""
+        return "chat" if isinstance(self.body, ChatBody) else "text"
+
+    def envelope(self) -> Envelope:
+        """What all parts of the answer share."""
+        return Envelope(
+            kind=self.kind,
+            response_id=("chatcmpl-" if self.kind == "chat" else "cmpl-") + self.request_id,
+            model=self.model,
+            include_usage=self.body.include_usage,
+        )
 
 
 class Bodies:
@@ -168,15 +195,28 @@ class Bodies:
         return self._made[key], is_new
 
 
-async def _collect(envelope: Envelope, streams: Sequence[OutputStream], bodies: Bodies) -> Json:
-    """The whole answer: all choices by index, usage summed. Raises the first error of any choice."""
-    outputs: dict[tuple[int, int], OutputDelta] = {}
-    async with aclosing(fan_in(streams)) as steps:
-        async for index, delta in steps:
-            key = (index, delta.choice)
-            outputs[key] = outputs[key].then(delta) if key in outputs else delta
-    choices = [bodies.of(*key)[0].whole(output) for key, output in sorted(outputs.items())]
-    return envelope.whole(choices, usage_body([stream.usage for stream in streams if stream.usage is not None]))
+async def _collect(
+    envelope: Envelope,
+    batch: PromptBatch,
+    bodies: Bodies,
+    outputs: AsyncIterator[tuple[int, OutputDelta]],
+    headers: dict[str, str],
+) -> Response:
+    """The whole answer: all choices by index, usage summed. Raises the first error of any choice.
+
+    A choice is written when it ends, so that no moment has to write them all.
+    """
+    open_choices: dict[tuple[int, int], list[OutputDelta]] = {}
+    written: dict[tuple[int, int], bytes] = {}
+    async for index, delta in outputs:
+        key = (index, delta.choice)
+        open_choices.setdefault(key, []).append(delta)
+        if delta.finish_reason is not None:
+            body, _ = bodies.of(*key)
+            written[key] = json_bytes(body.whole(merged(open_choices.pop(key))))
+    usage = usage_body([stream.usage for stream in batch.streams.values() if stream.usage is not None])
+    content = envelope.whole([written[key] for key in sorted(written)], usage)
+    return Response(content, media_type="application/json", headers=headers)
 
 
 async def _events(

@@ -21,6 +21,8 @@ from tandem.errors import InvalidRequest
 from tandem.types import Grammar
 
 MAX_BATCH_PROMPTS = 256
+MAX_OUTPUTS = 4096
+"""Most outputs of one HTTP request: its prompts times `n`."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
@@ -207,6 +209,12 @@ class CompletionBody(_Body):
             raise InvalidRequest(
                 f"prompt must be at most {MAX_BATCH_PROMPTS} prompts, got {len(self.prompt)}", param="prompt"
             )
+        if len(self.prompt) * (self.n or 1) > MAX_OUTPUTS:
+            raise InvalidRequest(
+                f"n must be at most {MAX_OUTPUTS // len(self.prompt)} with {len(self.prompt)} prompts, as one request "
+                f"gives up to {MAX_OUTPUTS} outputs; got {self.n}",
+                param="n",
+            )
         if all(isinstance(item, str) for item in self.prompt):
             return list(self.prompt)
         if all(isinstance(item, list) and _all_ints(item) for item in self.prompt):
@@ -234,11 +242,11 @@ class ChatBody(_Body):
         messages = values.get("messages")
         return {**values, "messages": served_messages(messages)} if isinstance(messages, list) else values
 
-    def conversation(self) -> Conversation:
-        """Messages and tools. Raises InvalidRequest."""
+    def prompts(self) -> list[Prompt]:
+        """The one conversation: messages and tools. Raises InvalidRequest."""
         use = tool_use(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)
         messages = tuple(message.plain(f"messages[{i}]") for i, message in enumerate(self.messages))
-        return Conversation(messages=messages, tools=use)
+        return [Conversation(messages=messages, tools=use)]
 
     def options(self) -> SamplingOptions:
         """`max_completion_tokens` wins over its older name `max_tokens`."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from router.tool_parser import ToolCallDelta
 from tandem.errors import Overloaded, TandemError
@@ -28,18 +30,22 @@ class OutputDelta:
     usage: inference_pb2.Usage | None = None
     timings: inference_pb2.RequestTimings | None = None
 
-    def then(self, later: OutputDelta) -> OutputDelta:
-        """Two steps of one choice as one."""
-        return OutputDelta(
-            choice=self.choice,
-            text=self.text + later.text,
-            tool_calls=self.tool_calls + later.tool_calls,
-            token_ids=self.token_ids + later.token_ids,
-            logprobs=self.logprobs + later.logprobs,
-            finish_reason=later.finish_reason,
-            usage=later.usage,
-            timings=later.timings,
-        )
+
+def merged(deltas: Sequence[OutputDelta]) -> OutputDelta:
+    """Steps of one choice, in order and at least one, as one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return OutputDelta(
+        choice=last.choice,
+        text="".join(delta.text for delta in deltas),
+        tool_calls=tuple(chain.from_iterable(delta.tool_calls for delta in deltas)),
+        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+        logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+        finish_reason=last.finish_reason,
+        usage=last.usage,
+        timings=last.timings,
+    )
 
 
 class OutputBuffer:
@@ -48,7 +54,10 @@ class OutputBuffer:
     def __init__(self, *, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._num_tokens = 0
-        self._deltas: list[OutputDelta] = []
+        self._waiting: dict[int, list[OutputDelta]] = {}
+        """By choice, the one that waits longest first."""
+        self._last: OutputDelta | None = None
+        """The very last step, until it is taken."""
         self._error: TandemError | None = None
         self._ended = False
         self._changed = asyncio.Event()
@@ -58,20 +67,22 @@ class OutputBuffer:
         self._num_tokens += len(delta.token_ids)
         if self._num_tokens > self._max_tokens:
             raise Overloaded(f"client reads too slowly: more than {self._max_tokens} tokens wait for it")
-        self._deltas.append(delta)
-        self._ended = delta.usage is not None
+        if delta.usage is not None:
+            self._last, self._ended = delta, True
+        else:
+            self._waiting.setdefault(delta.choice, []).append(delta)
         self._changed.set()
 
     def fail(self, error: TandemError) -> None:
         """The reader gets `error` next; steps not yet read are dropped. The first error counts."""
         if self._error is None and not self._ended:
             self._error = error
-            self._deltas.clear()
+            self._waiting.clear()
             self._changed.set()
 
     async def get(self) -> OutputDelta | None:
         """All unread steps of one choice as one; None after the last. Raises the error that ended the output."""
-        while not self._deltas:
+        while not self._waiting and self._last is None:
             if self._error is not None:
                 raise self._error
             if self._ended:
@@ -82,13 +93,11 @@ class OutputBuffer:
 
     def _take(self) -> OutputDelta:
         """Of the choice that waits longest. The very last step stays behind what waits of other choices."""
-        choice = self._deltas[0].choice
-        others = [delta for delta in self._deltas if delta.choice != choice]
-        first, *rest = (delta for delta in self._deltas if delta.choice == choice)
-        if others and rest and rest[-1].usage is not None:
-            others.append(rest.pop())
-        self._deltas = others
-        for delta in rest:
-            first = first.then(delta)
-        self._num_tokens -= len(first.token_ids)
-        return first
+        choice = next(iter(self._waiting), None)
+        deltas = [] if choice is None else self._waiting.pop(choice)
+        if self._last is not None and not self._waiting and choice in (None, self._last.choice):
+            deltas.append(self._last)
+            self._last = None
+        taken = merged(deltas)
+        self._num_tokens -= len(taken.token_ids)
+        return taken

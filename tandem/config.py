@@ -237,6 +237,9 @@ class RouterConfig:
     """Deadline of requests that set none."""
     max_running_requests: int = 1024
     """More open requests than this are refused as overloaded."""
+    max_outputs_at_once: int = 128
+    """Outputs of one HTTP request that are under way at once (at least those of one prompt); its other prompts wait for
+    them, so that it stands beside other requests and not before them."""
     output_buffer_tokens: int = 4096
     """Tokens kept for a client that reads slowly; past that the request is ended as too slow."""
     health_port: int = 0
@@ -259,6 +262,7 @@ class RouterConfig:
         self._check_tls()
         _require(self.default_timeout_s > 0, "router.default_timeout_s", self.default_timeout_s, "more than 0")
         _require(self.max_running_requests >= 1, "router.max_running_requests", self.max_running_requests, "1 or more")
+        _require(self.max_outputs_at_once >= 1, "router.max_outputs_at_once", self.max_outputs_at_once, "1 or more")
         _require(self.output_buffer_tokens >= 1, "router.output_buffer_tokens", self.output_buffer_tokens, "1 or more")
 
         _require(0 <= self.linger_s <= 600, "router.linger_s", self.linger_s, "0 to 600")

@@ -16,7 +16,7 @@ import pytest
 from router.dispatch import DispatchResult, ServedModel, Step
 from router.dispatcher import LegDispatch
 from router.frontend import Frontend
-from router.output import OutputDelta
+from router.output import OutputDelta, merged
 from router.policy import Route
 from router.prompt import Prompt
 from router.tokenizer import ChatTokenizer
@@ -115,7 +115,7 @@ async def seen(frontend: Frontend, asked: Asked) -> Seen:
     async with await frontend.open(asked.prompt, asked.options) as stream:
         async for delta in stream:
             known = by_choice.get(delta.choice)
-            by_choice[delta.choice] = delta if known is None else known.then(delta)
+            by_choice[delta.choice] = delta if known is None else merged([known, delta])
         usage = stream.usage
         assert usage is not None
         return Seen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.choice_text import ChoiceText, StopRules
-from router.output import OutputDelta
+from router.output import OutputDelta, merged
 from router.tool_parser import ToolCallParser
 from tandem.types import FinishReason, TokenLogprobs, TokenStep
 from tests.router_harness import EOS, tokenizer
@@ -20,7 +20,7 @@ def run(text: str, rules: StopRules, *, reason: FinishReason = FinishReason.STOP
     for position, token_id in enumerate(ids):
         is_last = position == len(ids) - 1
         step = TokenStep(position=position, token_id=token_id, finish_reason=reason if is_last else None, choice=2)
-        whole = whole.then(choice.accept(step))
+        whole = merged([whole, choice.accept(step)])
         if whole.finish_reason is not None:
             break
     return whole

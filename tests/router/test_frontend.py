@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from router.output import OutputDelta
+from router.output import OutputDelta, merged
 from router.prompt import Conversation
 from router.stream import OutputStream
 from router.validation import SamplingOptions
@@ -35,7 +35,7 @@ async def read(stream: OutputStream) -> OutputDelta:
     output = OutputDelta()
     async with stream:
         async for delta in stream:
-            output = output.then(delta)
+            output = merged([output, delta])
     return output
 
 
