@@ -42,6 +42,8 @@ WORKER_HOST = "127.0.0.1"
 """Where workers meet when no other machine can join."""
 _END_MARGIN_S = 25.0
 """Time, beyond the drain, in which workers must have ended."""
+_ROUTER_MARGIN_S = 15.0
+"""The same for the router: it has clients to tell of the cut, and ends slowly on a busy machine."""
 _ABANDON_S = 1.5
 """The same for a start that is given up: what has not ended by then is killed."""
 
@@ -235,7 +237,7 @@ class ClusterLauncher:
         drain_s = self._config.drain_timeout_s
         killed: list[str] = []
         try:
-            killed += await self._stop_router(timeout_s=self._config.router.linger_s + drain_s + 2.0)
+            killed += await self._stop_router(timeout_s=self._config.router.linger_s + drain_s + _ROUTER_MARGIN_S)
         finally:
             killed += await self._stop_pools(end_s=drain_s + _END_MARGIN_S, drain=drain_s > 0)
         return killed

@@ -21,6 +21,7 @@ from router.dispatch import Dispatcher, ServedModel
 from router.output import OutputDelta
 from router.prepared import PreparedRequest
 from router.prompt import Conversation, Prompt, check_length, check_prompt, tokenize
+from router.slot import Slot
 from router.stream import OutputStream
 from router.timing import TokenClock
 from router.tokenizer import ChatTokenizer
@@ -62,19 +63,6 @@ def _new_call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-class _Slot:
-    """A place among the running requests; `stream` is set once it is dispatched."""
-
-    def __init__(self) -> None:
-        self.stream: OutputStream | None = None
-        self.ended_by: TandemError | None = None
-
-    def end(self, error: TandemError) -> None:
-        self.ended_by = error
-        if self.stream is not None:
-            self.stream.cancel(error)
-
-
 class _ChoiceTexts:
     """Makes the text of each choice of one request."""
 
@@ -104,7 +92,7 @@ class Frontend:
         self.metrics = metrics
         self._config = config
         self._random = random.SystemRandom()
-        self._slots: dict[RequestId, _Slot] = {}
+        self._slots: dict[RequestId, Slot] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -184,8 +172,8 @@ class Frontend:
                 longest_token_chars=self.tokenizer.longest_token_chars,
             )
             options = self._held_to_tools(prompt, options)
-            await self._check_grammar(options, arrival_s + timeout_s)
-            token_ids = await self._tokenize(prompt, arrival_s + timeout_s)
+            reading = self._read(prompt, options, arrival_s + timeout_s)
+            token_ids = await self._slots[slot_id].prepare(reading)
             sampling = resolve_sampling(
                 options,
                 num_prompt_tokens=len(token_ids),
@@ -253,6 +241,10 @@ class Frontend:
             longest_token_chars=self.tokenizer.longest_token_chars,
         )
         return await self._tokenize(prompt, time.monotonic() + self._config.default_timeout_s)
+
+    async def _read(self, prompt: Prompt, options: SamplingOptions, deadline_s: float) -> Sequence[int]:
+        await self._check_grammar(options, deadline_s)
+        return await self._tokenize(prompt, deadline_s)
 
     async def _tokenize(self, prompt: Prompt, deadline_s: float) -> Sequence[int]:
         """A few at a time, so that long texts do not starve the streams; the wait counts against the deadline."""
@@ -339,7 +331,7 @@ class Frontend:
         slot_id = RequestId(request_id)
         if slot_id in self._slots:
             raise DuplicateRequest(f"a request with the id {request_id!r} is running", param="request_id")
-        self._slots[slot_id] = _Slot()
+        self._slots[slot_id] = Slot()
         self._idle.clear()
         self.metrics.running.inc()
         return slot_id

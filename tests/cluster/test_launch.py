@@ -16,6 +16,7 @@ from redis import Redis
 
 from cluster.events import Phase
 from cluster.launch import ClusterLauncher, Parts
+from cluster.router_process import RouterProcess
 from cluster.serve import serve
 from tandem.config import ClusterConfig, ModelConfig, RegistryConfig, RouterConfig
 from tandem.errors import ClusterError
@@ -131,6 +132,18 @@ def test_an_external_redis_that_does_not_answer_is_named() -> None:
     config = replace(make_config(), registry=RegistryConfig(redis_url="redis://127.0.0.1:1/0"))
     with pytest.raises(ClusterError, match=r"no Redis answers at redis://127\.0\.0\.1:1/0"):
         asyncio.run(ClusterLauncher(config, parts=tiny_parts()).start())
+
+
+def test_a_router_that_cuts_requests_after_the_drain_may_end_by_itself() -> None:
+    async def scenario() -> None:
+        config = replace(make_config(cluster="slow-router"), drain_timeout_s=0.5)
+        launcher = ClusterLauncher(config, parts=tiny_parts())
+        launcher._router = RouterProcess(config, redis_url="redis://none", log=None, command=TINY_ROUTER)
+        await launcher._router.start()
+        await launcher.stop()
+        assert not children()
+
+    asyncio.run(scenario())
 
 
 def test_serving_ends_on_a_signal_and_takes_the_ready_file_away(tmp_path: Path) -> None:

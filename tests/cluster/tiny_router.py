@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 
 
 def main() -> int:
@@ -19,7 +20,13 @@ def main() -> int:
     if config["cluster"] == "broken-router":
         print("the router's ports are taken", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    after_drain_s = config["drain_timeout_s"] + 2.5 if config["cluster"] == "slow-router" else 0.0
+
+    def leave(*_: object) -> None:
+        time.sleep(after_drain_s)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
     sockets = [socket.create_server(("127.0.0.1", config["router"][f"{name}_port"])) for name in ("grpc", "http")]
     grpc, http = (f"127.0.0.1:{server.getsockname()[1]}" for server in sockets)
     lines = [{"grpc": grpc, "http": f"http://{http}", "startup": {"imports": 0.1}}, {"ready": True}]
