@@ -42,7 +42,7 @@ WORKER_HOST = "127.0.0.1"
 """Where workers meet when no other machine can join."""
 _END_MARGIN_S = 25.0
 """Time, beyond the drain, in which workers must have ended."""
-_ROUTER_MARGIN_S = 15.0
+_ROUTER_MARGIN_S = 20.0
 """The same for the router: it has clients to tell of the cut, and ends slowly on a busy machine."""
 _ABANDON_S = 1.5
 """The same for a start that is given up: what has not ended by then is killed."""

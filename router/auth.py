@@ -19,7 +19,7 @@ from tandem.errors import TandemError, Unauthenticated, wire_status
 from tandem.rpc.status import abort
 
 OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
-OPEN_PATHS = ("/health", "/metrics")
+OPEN_PATHS = ("/health", "/ping", "/metrics")
 HEADER = "authorization"
 
 if TYPE_CHECKING:

@@ -19,6 +19,8 @@ class StopRules:
     texts: Sequence[str] = ()
     is_included: bool = False
     min_tokens: int = 0
+    calls_are_plain: bool = False
+    """An output of calls that ends by itself says `stop`, like any other, and not `tool_calls`."""
 
 
 class ChoiceText:
@@ -32,6 +34,7 @@ class ChoiceText:
         self._tools = tools
         self._detokenizer = detokenizer
         self._min_tokens = stop.min_tokens
+        self._calls_are_plain = stop.calls_are_plain
         self._stop = StopStrings(stop.texts, is_included=stop.is_included)
         self._num_tokens = 0
 
@@ -39,6 +42,10 @@ class ChoiceText:
     def was_stopped(self) -> bool:
         """Whether a stop string ended it."""
         return self._stop.hit is not None
+
+    @property
+    def _has_calls(self) -> bool:
+        return self._tools is not None and self._tools.has_calls
 
     def accept(self, step: TokenStep) -> OutputDelta:
         """One more token. The delta has the finish reason when the output ends here, also by a stop string."""
@@ -52,7 +59,7 @@ class ChoiceText:
         elif finish_reason is not None:
             text += self._stop.flush()
         parsed = self._parse(text, is_last=finish_reason is not None)
-        if finish_reason is FinishReason.STOP and self._tools is not None and self._tools.has_calls:
+        if finish_reason is FinishReason.STOP and self._has_calls and not self._calls_are_plain:
             finish_reason = FinishReason.TOOL_CALLS
         return OutputDelta(
             choice=self._choice,

@@ -73,6 +73,7 @@ class _ChoiceTexts:
             texts=options.stop,
             is_included=options.include_stop_str_in_output,
             min_tokens=options.min_tokens or 0,
+            calls_are_plain=tools.is_named,
         )
 
     def make(self, choice: int) -> ChoiceText:

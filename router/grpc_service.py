@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -22,6 +23,7 @@ from tandem.types import Role, WorkerId
 SERVICE_NAMES = ("tandem.v1.Inference", "tandem.v1.Admin")
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Asked = TypeVar("_Asked", inference_pb2.GenerateRequest, inference_pb2.ChatRequest)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -36,12 +38,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """See the proto."""
         async with typed_errors(context):
-            await self._stream(_prompt(request), request, context)
+            await self._stream(_prompt, request, context)
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: _Context) -> None:  # type: ignore[override]
         """See the proto."""
         async with typed_errors(context):
-            await self._stream(conversation_from_proto(request), request, context)
+            await self._stream(conversation_from_proto, request, context)
 
     async def Cancel(self, request: inference_pb2.CancelRequest, context: _Context) -> inference_pb2.CancelResponse:
         """See the proto."""
@@ -68,17 +70,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             ]
         )
 
-    async def _stream(
-        self,
-        prompt: Prompt,
-        request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest,
-        context: _Context,
-    ) -> None:
+    async def _stream(self, prompt_of: Callable[[_Asked], Prompt], request: _Asked, context: _Context) -> None:
         arrival_s = time.monotonic()
-        self._frontend.served_model(request.model)
+        with self._frontend.counting_refusals():
+            prompt, options = prompt_of(request), options_from_proto(request.sampling)
+            self._frontend.served_model(request.model)
         opened = self._frontend.open(
             prompt,
-            options_from_proto(request.sampling),
+            options,
             request_id=request.request_id,
             timeout_s=request.timeout_s,
             arrival_s=arrival_s,

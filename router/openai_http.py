@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Literal
 
 from fastapi import FastAPI, Request
@@ -23,6 +24,7 @@ from router.batch import PromptBatch
 from router.frontend import Frontend
 from router.openai_choice import ChoiceBody, ChoiceStyle, PromptShown
 from router.openai_format import Envelope, Json, error_body, json_bytes, usage_body
+from router.openai_tokens import TokenApi
 from router.openai_types import ChatBody, CompletionBody, parse_body
 from router.output import OutputDelta, merged
 from router.prepared import PreparedRequest
@@ -64,6 +66,10 @@ class OpenAiApi:
         """GET /health: 200 while requests are served, else 503."""
         ready = self._frontend.accepts_requests
         return JSONResponse({"status": "ok" if ready else "not ready"}, status_code=200 if ready else 503)
+
+    async def version(self) -> Response:
+        """GET /version."""
+        return JSONResponse({"version": version("tandem")})
 
     async def metrics(self) -> Response:
         """GET /metrics."""
@@ -240,6 +246,7 @@ async def _events(
                         yield event(envelope.chunk([choice]))
         except TandemError as exc:
             yield event(error_body(exc))
+            yield DONE
             return
         if envelope.include_usage:
             yield event(envelope.chunk([], usage=usage_body(usages)))
@@ -262,6 +269,11 @@ def make_app(frontend: Frontend) -> FastAPI:
     app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"], response_model=None)
     app.add_api_route("/v1/models", api.models, methods=["GET"], response_model=None)
     app.add_api_route("/v1/models/{name:path}", api.model, methods=["GET"], response_model=None)
+    tokens = TokenApi(frontend)
+    app.add_api_route("/tokenize", tokens.tokenize, methods=["POST"], response_model=None)
+    app.add_api_route("/detokenize", tokens.detokenize, methods=["POST"], response_model=None)
+    app.add_api_route("/version", api.version, methods=["GET"], response_model=None)
+    app.add_api_route("/ping", api.health, methods=["GET", "POST"], response_model=None)
     app.add_api_route("/health", api.health, methods=["GET"], response_model=None)
     app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
     app.add_exception_handler(TandemError, _typed_error)

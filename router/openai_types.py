@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Never, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from router.grammars import ANY_OBJECT, choice_grammar, ebnf_grammar, regex_grammar, schema_grammar
 from router.openai_chat import Message, NamedTool, ToolBody, tool_use
+from router.openai_forms import ResponseFormat, StructuredOutputs
 from router.openai_messages import served_messages
 from router.prompt import Conversation, Prompt
+from router.template_use import TemplateUse
 from router.validation import SamplingOptions
 from tandem.errors import InvalidRequest
 from tandem.types import Grammar
@@ -32,10 +33,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),
-    "reasoning_effort": (None,),
     "verbosity": (None,),
     "web_search_options": (None,),
     "skip_special_tokens": (None, True),
+    "add_special_tokens": (None,),
+    "documents": (None, []),
+    "chat_template": (None,),
     "length_penalty": (None, 1),
     "use_beam_search": (None, False),
 }
@@ -54,38 +57,6 @@ class StreamOptions(BaseModel):
 
     include_usage: bool = False
     include_obfuscation: bool | None = None
-
-
-class JsonSchemaFormat(BaseModel):
-    """A named schema. It is held to whether `strict` or not."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    name: str
-    description: str | None = None
-    schema_: dict[str, Any] = Field(default_factory=lambda: {"type": "object"}, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(BaseModel):
-    """What form the output must have."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-
-    def grammar(self) -> tuple[str, Grammar] | None:
-        """With the field that asks for it. Raises InvalidRequest."""
-        if (self.json_schema is not None) != (self.type == "json_schema"):
-            raise InvalidRequest(
-                "response_format.json_schema goes with the type json_schema, and only with it",
-                param="response_format.json_schema",
-            )
-        if self.json_schema is not None:
-            param = "response_format.json_schema.schema"
-            return param, schema_grammar(self.json_schema.schema_, param=param)
-        return ("response_format", ANY_OBJECT) if self.type == "json_object" else None
 
 
 class _Body(BaseModel):
@@ -119,6 +90,7 @@ class _Body(BaseModel):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     request_id: str | None = None
     timeout_s: float | None = None
     return_token_ids: bool | None = None
@@ -167,14 +139,12 @@ class _Body(BaseModel):
         asked: list[tuple[str, Grammar]] = []
         if self.response_format is not None and (by_format := self.response_format.grammar()) is not None:
             asked.append(by_format)
-        if self.guided_json is not None:
-            asked.append(("guided_json", schema_grammar(self.guided_json, param="guided_json")))
-        if self.guided_regex is not None:
-            asked.append(("guided_regex", regex_grammar(self.guided_regex, param="guided_regex")))
-        if self.guided_choice is not None:
-            asked.append(("guided_choice", choice_grammar(self.guided_choice, param="guided_choice")))
-        if self.guided_grammar is not None:
-            asked.append(("guided_grammar", ebnf_grammar(self.guided_grammar, param="guided_grammar")))
+        guided = StructuredOutputs(
+            json=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar
+        )
+        asked += guided.grammars("guided_")
+        if self.structured_outputs is not None:
+            asked += self.structured_outputs.grammars("structured_outputs.")
         if len(asked) > 1:
             first, second = asked[0][0], asked[1][0]
             raise InvalidRequest(f"{second} does not go with {first}: give one of them", param=second)
@@ -235,6 +205,10 @@ class ChatBody(_Body):
     tools: list[ToolBody] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -246,27 +220,54 @@ class ChatBody(_Body):
         """The one conversation: messages and tools. Raises InvalidRequest."""
         use = tool_use(self.tools or (), self.tool_choice, parallel=self.parallel_tool_calls is not False)
         messages = tuple(message.plain(f"messages[{i}]") for i, message in enumerate(self.messages))
-        return [Conversation(messages=messages, tools=use)]
+        return [Conversation(messages=messages, tools=use, template=self._template())]
+
+    def _template(self) -> TemplateUse:
+        variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        continues = bool(self.continue_final_message)
+        if continues and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message goes on with the last message, add_generation_prompt begins another: give one",
+                param="continue_final_message",
+            )
+        begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
+        return TemplateUse(begins_answer=begins, continues_last=continues, variables=variables)
 
     def options(self) -> SamplingOptions:
-        """`max_completion_tokens` wins over its older name `max_tokens`."""
+        """`max_completion_tokens` and its older name `max_tokens` may not contradict each other."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         options = replace(super().options(), logprobs=logprobs, logprobs_field="top_logprobs")
         if self.max_completion_tokens is None:
             return options
+        if self.max_tokens not in (None, self.max_completion_tokens):
+            raise InvalidRequest(
+                f"max_completion_tokens={self.max_completion_tokens} contradicts its older name "
+                f"max_tokens={self.max_tokens}: give one of them",
+                param="max_completion_tokens",
+            )
         return replace(options, max_tokens=self.max_completion_tokens, max_tokens_field="max_completion_tokens")
 
 
-BodyT = TypeVar("BodyT", bound=_Body)
+_JSON_WORDS: dict[type, str] = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+}
+BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 def parse_body(raw: bytes, kind: type[BodyT]) -> BodyT:
     """A checked body. Raises InvalidRequest for malformed JSON or UTF-8, wrong types, unknown and unserved fields."""
     values = _parse_json(raw)
     if not isinstance(values, dict):
-        raise InvalidRequest(f"the body must be a JSON object, got a {type(values).__name__}")
+        raise InvalidRequest(f"the body must be a JSON object, got {_JSON_WORDS[type(values)]}")
     served = {}
     for name, value in values.items():
         if name in kind.model_fields:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from router.tool_parser import ToolCallDelta
+from router.tool_parser import ToolCallDelta, joined_calls
 from tandem.errors import Overloaded, TandemError
 from tandem.rpc.tandem.v1 import inference_pb2
 from tandem.types import FinishReason, TokenLogprobs
@@ -39,7 +39,7 @@ def merged(deltas: Sequence[OutputDelta]) -> OutputDelta:
     return OutputDelta(
         choice=last.choice,
         text="".join(delta.text for delta in deltas),
-        tool_calls=tuple(chain.from_iterable(delta.tool_calls for delta in deltas)),
+        tool_calls=tuple(joined_calls(chain.from_iterable(delta.tool_calls for delta in deltas))),
         token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
         logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
         finish_reason=last.finish_reason,

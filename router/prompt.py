@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.template_use import PLAIN_USE, TemplateUse
 from router.tokenizer import ChatTokenizer
 from router.tools import NO_TOOLS, ToolUse, check_tools
 from router.validation import check_text, check_token_ids
@@ -30,6 +31,7 @@ class Conversation:
 
     messages: tuple[Mapping[str, Any], ...]
     tools: ToolUse = NO_TOOLS
+    template: TemplateUse = PLAIN_USE
 
 
 Prompt = str | Sequence[int] | Conversation
@@ -67,7 +69,7 @@ async def tokenize(tokenizer: ChatTokenizer, prompt: Prompt) -> Sequence[int]:
     if isinstance(prompt, Conversation):
         messages = [{**message, "role": _ALIASES.get(message["role"], message["role"])} for message in prompt.messages]
         size = sum(len(message["content"]) for message in messages)
-        return await _run(size, lambda: tokenizer.encode_chat(messages, prompt.tools.offered))
+        return await _run(size, lambda: tokenizer.encode_chat(messages, prompt.tools.offered, prompt.template))
     if isinstance(prompt, str):
         text = prompt
         return await _run(len(text), lambda: tokenizer.encode(text))

@@ -23,9 +23,10 @@ class Slot:
 
     async def prepare(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, unless the request is ended first: then this raises what ended it."""
-        self._preparing = asyncio.create_task(work)
+        task = asyncio.create_task(work)
+        self._preparing = task
         try:
-            return await self._preparing
+            return await task
         except asyncio.CancelledError:
             raise_if_cancelled()
             assert self.ended_by is not None

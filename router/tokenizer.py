@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from router.detokenizer import Detokenizer, Vocabulary
+from router.template_use import PLAIN_USE, TemplateUse, check_variables
 from router.tools import OPEN, Tool, ToolFormat, told_as_text
 from tandem.errors import InvalidRequest, ModelLoadError
 
@@ -67,13 +68,16 @@ class ChatTokenizer:
             return ToolFormat.LIST
         return ToolFormat.OBJECT if OPEN in self._template else None
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> str:
-        """The conversation as the model's prompt, with the beginning of the assistant's turn.
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = (), use: TemplateUse = PLAIN_USE
+    ) -> str:
+        """The conversation as the model's prompt, with the beginning of the assistant's turn unless `use` says other.
 
         Raises InvalidRequest when the model has no chat template or the template refuses the messages.
         """
         if not self._template_owner.chat_template:
             raise InvalidRequest("this model has no chat template; send the prompt as text", param="messages")
+        check_variables(use.variables, self._template)
         given = [tool.as_openai() for tool in tools] or None
         if "tools" in self._template:
             told = [dict(message) for message in messages]
@@ -81,15 +85,22 @@ class ChatTokenizer:
             told, given = told_as_text(messages, tools, ToolFormat.LIST), None
         try:
             rendered = self._template_owner.apply_chat_template(
-                told, tools=given, tokenize=False, add_generation_prompt=True
+                told,
+                tools=given,
+                tokenize=False,
+                add_generation_prompt=use.begins_answer,
+                continue_final_message=use.continues_last,
+                **use.variables,
             )
-        except TemplateError as exc:
+        except (TemplateError, TypeError, ValueError) as exc:
             raise InvalidRequest(f"the chat template refuses the messages: {exc}", param="messages") from exc
         return str(rendered)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = (), use: TemplateUse = PLAIN_USE
+    ) -> list[int]:
         """Token ids of `render_chat`; the template itself holds the special tokens. Raises InvalidRequest."""
-        return list(self._backend.encode(self.render_chat(messages, tools), add_special_tokens=False).ids)
+        return list(self._backend.encode(self.render_chat(messages, tools, use), add_special_tokens=False).ids)
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """One token alone: as text, with U+FFFD for what is no whole character, and as UTF-8 bytes.

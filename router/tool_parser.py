@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -34,6 +34,15 @@ class Parsed:
 
     content: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
+
+
+def joined_calls(parts: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
+    """The same with one part for each call."""
+    calls: dict[int, ToolCallDelta] = {}
+    for part in parts:
+        known = calls.get(part.index)
+        calls[part.index] = part if known is None else replace(known, arguments=known.arguments + part.arguments)
+    return list(calls.values())
 
 
 class _State(Enum):
@@ -71,7 +80,7 @@ class ToolCallParser:
         }
         while steps[self._state](parsed):
             pass
-        return parsed
+        return Parsed(content=parsed.content, calls=joined_calls(parsed.calls))
 
     def flush(self) -> Parsed:
         """The output has ended. An unfinished block without a name is content."""

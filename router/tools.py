@@ -18,6 +18,8 @@ from tandem.errors import InvalidRequest
 from tandem.types import Grammar, GrammarKind
 
 MAX_TOOLS = 128
+MAX_REQUIRED_CALLS = 16
+"""Most calls of an output that has to call: a model that is kept from ending by itself might repeat one for ever."""
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _WORDS = ("none", "auto", "required")
@@ -75,6 +77,12 @@ class ToolUse:
         return bool(self.tools) and self.choice not in ("none", "auto")
 
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the output has to be one call of one tool."""
+        return self.must_call and self.choice != "required"
+
+
 NO_TOOLS = ToolUse()
 
 
@@ -103,19 +111,27 @@ def tool_grammar(use: ToolUse, output: ToolFormat) -> Grammar | None:
     """What holds the output to the tools; None where the model is free.
 
     Free to call or not, it is held to a call's form once it begins one, if any tool is strict or only one call is
-    allowed.
+    allowed. A named tool is called once, as with OpenAI; with "required" there is at least one call, and not more than
+    MAX_REQUIRED_CALLS.
     """
     if not use.offered or not (use.must_call or not use.parallel or any(tool.strict for tool in use.tools)):
         return None
-    callable_tools = use.tools if use.choice in ("auto", "required") else [t for t in use.tools if t.name == use.choice]
-    tags = [_tag(tool, output, held=use.must_call or tool.strict) for tool in callable_tools]
-    rules: dict[str, Any] = {"tags": tags, "stop_after_first": not use.parallel}
+    named = [tool for tool in use.tools if tool.name == use.choice]
+    tags = [_tag(tool, output, held=use.must_call or tool.strict) for tool in named or use.tools]
     if use.must_call:
-        rules |= {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
+        rules = _calls(tags, at_most=1 if named or not use.parallel else MAX_REQUIRED_CALLS)
     else:
-        rules |= {"type": "triggered_tags", "triggers": [OPEN], "at_least_one": False}
+        rules = {"type": "triggered_tags", "tags": tags, "triggers": [OPEN], "stop_after_first": not use.parallel}
     text = json.dumps({"type": "structural_tag", "format": rules})
     return Grammar(kind=GrammarKind.STRUCTURAL_TAG, text=text)
+
+
+def _calls(tags: Sequence[Mapping[str, Any]], *, at_most: int) -> dict[str, Any]:
+    """Calls, each on a line of its own, and nothing else."""
+    one = {"type": "or", "elements": tags}
+    further = {"type": "sequence", "elements": [{"type": "const_string", "value": "\n"}, one]}
+    more = [{"type": "repeat", "min": 0, "max": at_most - 1, "content": further}] if at_most > 1 else []
+    return {"type": "sequence", "elements": [one, *more]}
 
 
 def _tag(tool: Tool, output: ToolFormat, *, held: bool) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from tandem.types import MAX_CHOICES, MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_STRIN
 MAX_TIMEOUT_S = 86_400.0
 MAX_SALT_BYTES = 256
 MAX_TOP_K = 2**31 - 1
-MAX_SEED = 2**64 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+"""A negative one stands for the unsigned number of the same 64 bits."""
 MAX_BIASED_TOKENS = 1024
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -88,8 +89,8 @@ def check_options(options: SamplingOptions, *, vocab_size: int) -> None:
     """Everything that can be said without the prompt. Raises InvalidRequest that names field, value and bound."""
     _check_number("temperature", options.temperature, low=0.0, high=2.0)
     _check_number("top_p", options.top_p, low=0.0, high=1.0, open_low=True)
-    _check_number("top_k", options.top_k, low=0, high=MAX_TOP_K)
-    _check_number("seed", options.seed, low=0, high=MAX_SEED)
+    _check_number("top_k", options.top_k, low=-1, high=MAX_TOP_K)
+    _check_number("seed", options.seed, low=MIN_SEED, high=MAX_SEED)
     _check_number(options.max_tokens_field, options.max_tokens, low=1, high=math.inf)
     _check_number("min_p", options.min_p, low=0.0, high=1.0)
     _check_number("min_tokens", options.min_tokens, low=0, high=math.inf)
@@ -211,9 +212,9 @@ def resolve_sampling(
         max_tokens=max_tokens,
         temperature=1.0 if options.temperature is None else options.temperature,
         top_p=1.0 if options.top_p is None else options.top_p,
-        top_k=options.top_k or 0,
+        top_k=max(0, options.top_k or 0),
         min_p=options.min_p or 0.0,
-        seed=random_seed if options.seed is None else options.seed,
+        seed=random_seed if options.seed is None else options.seed & MAX_SEED,
         stop_token_ids=tuple(sorted(set(stops))),
         min_tokens=options.min_tokens or 0,
         presence_penalty=options.presence_penalty or 0.0,

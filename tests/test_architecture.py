@@ -97,6 +97,7 @@ PURE = (
     "router/openai_messages.py",
     "router/grammars.py",
     "router/json_schema.py",
+    "router/template_use.py",
     "router/tools.py",
     "router/tool_parser.py",
     "router/naming.py",

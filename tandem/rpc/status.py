@@ -90,8 +90,16 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> TandemError:
     metadata = _text_metadata(error.trailing_metadata() or ())
     cls = BY_CODE.get(metadata.get(CODE_KEY, "")) or _BY_STATUS.get(error.code(), TandemError)
     message = error.details() or f"the peer ended the call with {error.code().name}"
+    if error.code() is grpc.StatusCode.UNAVAILABLE and CODE_KEY not in metadata:
+        message = _connection_trouble(message)
     retry_after_s = _seconds(metadata.get(RETRY_AFTER_KEY))
     return cls(message, param=metadata.get(PARAM_KEY), retry_after_s=retry_after_s)
+
+
+def _connection_trouble(details: str) -> str:
+    """gRPC's own words for a connection's end hold addresses and names of system calls; clients need none of them."""
+    known = {"reset": "connection reset", "refused": "connection refused", "socket closed": "connection closed"}
+    return next((plain for word, plain in known.items() if word in details.lower()), "connection lost")
 
 
 def is_typed(error: grpc.aio.AioRpcError) -> bool:

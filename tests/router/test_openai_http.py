@@ -217,8 +217,8 @@ def test_a_value_that_is_not_served_is_refused_by_its_fields_name(field, value):
         ("/v1/completions", {"prompt": "a", "temperature": -1}, "temperature"),
         ("/v1/completions", {"prompt": "a", "temperature": "hot"}, "temperature"),
         ("/v1/completions", {"prompt": "a", "top_p": 0}, "top_p"),
-        ("/v1/completions", {"prompt": "a", "top_k": -1}, "top_k"),
-        ("/v1/completions", {"prompt": "a", "seed": -1}, "seed"),
+        ("/v1/completions", {"prompt": "a", "top_k": -2}, "top_k"),
+        ("/v1/completions", {"prompt": "a", "seed": -(2**63) - 1}, "seed"),
         ("/v1/completions", {"prompt": "a", "stop": ["x"] * 17}, "stop"),
         ("/v1/completions", {"prompt": "a", "stop": [5]}, "stop[0]"),
         ("/v1/completions", {"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids"),
@@ -232,6 +232,25 @@ def test_a_value_that_is_not_served_is_refused_by_its_fields_name(field, value):
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
         ("/v1/chat/completions", {**CHAT, "max_completion_tokens": -1}, "max_completion_tokens"),
         ("/v1/chat/completions", {**CHAT, "prompt": "a"}, "prompt"),
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+        ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ("/v1/chat/completions", {**CHAT, "reasoning_effort": "low"}, "reasoning_effort"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"regex": "(["}}, "structured_outputs.regex"),
+        (
+            "/v1/completions",
+            {"prompt": "a", "structured_outputs": {"regex": "a", "choice": ["a"]}},
+            "structured_outputs.choice",
+        ),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
+        ("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
+        ("/tokenize", {}, "prompt"),
+        ("/detokenize", {"tokens": [49152]}, "tokens"),
     ],
 )
 def test_a_wrong_body_is_a_400_that_names_the_field(path, body, param):
@@ -251,7 +270,8 @@ def test_a_wrong_body_is_a_400_that_names_the_field(path, body, param):
         (b"", "not valid JSON"),
         (b'{"prompt": ', "not valid JSON"),
         (b'{"prompt": "\xff"}', "not valid UTF-8"),
-        (b"[1]", "JSON object"),
+        (b"[1]", "JSON object, got an array"),
+        (b"null", "JSON object, got null"),
         (b'{"prompt": "a", "temperature": NaN}', "NaN"),
         (b'{"prompt": "a", "temperature": 1e999}', "temperature"),
         (b'{"prompt": "a\\ud800"}', "Unicode"),
@@ -315,8 +335,9 @@ async def test_an_error_after_the_first_token_is_an_event_and_the_stream_closes(
             dispatcher.dispatches[0].release.set()
 
         failing = asyncio.create_task(fail_after_first_token())
-        *_, last = await events(http, "/v1/completions", TEXT)
+        *_, last, done = await events(http, "/v1/completions", TEXT)
         await failing
+    assert done == "[DONE]"
     assert json.loads(last)["error"]["code"] == "worker_unavailable"
 
 
@@ -430,3 +451,64 @@ async def test_a_request_id_in_use_is_a_409():
         assert (await http.post("/v1/completions", json={**TEXT, "request_id": "r1"})).status_code == 409
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code"),
+    [
+        ("/v1/completions", {**TEXT, "model": "other"}, "model_not_found"),
+        ("/v1/completions", {"prompt": 7}, "invalid_request"),
+        ("/v1/completions", {**TEXT, "temperature": 9}, "invalid_request"),
+        ("/v1/chat/completions", {"messages": "Hi"}, "invalid_request"),
+        ("/v1/completions", {**TEXT, "max_tokens": 10**6}, "context_length_exceeded"),
+    ],
+)
+def test_a_refused_request_is_counted_once_by_its_code(path, body, code):
+    @runs_async
+    async def run():
+        async with running(saying("ok")) as router, client(router) as http:
+            assert (await http.post(path, json=body)).json()["error"]["code"] == code
+            text = (await http.get("/metrics")).text
+        lines = [line for line in text.splitlines() if line.startswith("tandem_router_requests_total{")]
+        assert [line for line in lines if not line.endswith(" 0.0")] == [
+            f'tandem_router_requests_total{{code="{code}"}} 1.0'
+        ]
+
+    run()
+
+
+@runs_async
+async def test_vllm_s_words_for_all_tokens_and_negative_seeds_and_forms_are_understood():
+    dispatcher = scripted([EOS])
+    body = {**TEXT, "top_k": -1, "seed": -1, "structured_outputs": {"choice": ["yes", "no"]}}
+    assert (await post("/v1/completions", dispatcher, json=body)).status_code == 200
+    sampling = dispatcher.dispatches[0].request.sampling
+    assert (sampling.top_k, sampling.seed) == (0, 2**64 - 1)
+    assert sampling.grammar is not None
+    assert '"yes"' in sampling.grammar.text
+
+
+@runs_async
+async def test_a_chat_may_go_on_with_its_last_message():
+    dispatcher = scripted([EOS])
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+    body = {"messages": messages, "continue_final_message": True}
+    assert (await post("/v1/chat/completions", dispatcher, json=body)).status_code == 200
+    prompt = tokenizer().decode(list(dispatcher.dispatches[0].request.prompt_token_ids), keep_special=True)
+    assert prompt.endswith("<|im_start|>assistant\nWell")
+
+
+@runs_async
+async def test_tokenize_says_what_a_prompt_s_tokens_would_be_and_detokenize_reads_them_back():
+    async with running(saying("ok")) as router, client(router) as http:
+        text = (await http.post("/tokenize", json={"prompt": "Hello 🎉", "return_token_strs": True})).json()
+        assert text["tokens"] == tokenizer().encode("Hello 🎉")
+        assert (text["count"], text["max_model_len"]) == (len(text["tokens"]), 100_000)
+        assert text["token_strs"][0] == "Hello"
+        chat = (await http.post("/tokenize", json=CHAT)).json()
+        assert chat["tokens"] == tokenizer().encode_chat(CHAT["messages"])
+        assert chat["token_strs"] is None
+        back = (await http.post("/detokenize", json={"tokens": text["tokens"]})).json()
+        assert back == {"prompt": "Hello 🎉"}
+        assert (await http.get("/version")).json()["version"]
+        assert (await http.get("/ping")).status_code == 200

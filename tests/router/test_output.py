@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from router.output import OutputBuffer, OutputDelta
+from router.output import OutputBuffer, OutputDelta, merged
+from router.tool_parser import ToolCallDelta
 from tandem.errors import Overloaded
 from tandem.rpc.tandem.v1 import inference_pb2
 from tandem.types import FinishReason
@@ -57,3 +58,12 @@ def test_tokens_that_were_read_make_room_for_others() -> None:
             buffer.put(OutputDelta(choice=0, token_ids=(4,)))
 
     asyncio.run(run())
+
+
+def test_steps_that_are_joined_have_one_entry_for_each_call() -> None:
+    first = OutputDelta(tool_calls=(ToolCallDelta(index=0, call_id="c", name="add", arguments="{"),))
+    second = OutputDelta(tool_calls=(ToolCallDelta(index=0, arguments="}"), ToolCallDelta(index=1, name="look")))
+    assert merged([first, second]).tool_calls == (
+        ToolCallDelta(index=0, call_id="c", name="add", arguments="{}"),
+        ToolCallDelta(index=1, name="look"),
+    )

@@ -37,6 +37,15 @@ def parse(*parts: str) -> tuple[str, list[tuple[str, str]], list[str]]:
     return content, list(zip(names, arguments, strict=True)), ids
 
 
+@pytest.mark.parametrize("text", [LIST, OBJECTS, TURNED])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_delta_has_one_entry_for_each_call(text: str, size: int) -> None:
+    parser = ToolCallParser(lambda: "id")
+    for at in range(0, len(text), size):
+        indices = [part.index for part in parser.push(text[at : at + size]).calls]
+        assert len(indices) == len(set(indices))
+
+
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
@@ -76,5 +85,5 @@ def test_no_cut_of_the_text_changes_what_is_found(text: str, data: st.DataObject
 def test_arguments_are_given_while_they_come() -> None:
     parser = ToolCallParser(lambda: "id")
     head = parser.push('<tool_call>[{"name": "f", "arguments": {"te')
-    assert [(c.name, c.arguments) for c in head.calls] == [("f", ""), ("", '{"te')]
+    assert [(c.name, c.arguments) for c in head.calls] == [("f", '{"te')]
     assert [c.arguments for c in parser.push('xt": "ab').calls] == ['xt": "ab']

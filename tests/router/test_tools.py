@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import xgrammar
 
+from router.template_use import TemplateUse
 from router.tokenizer import ChatTokenizer
-from router.tools import Tool, ToolFormat, ToolUse, check_tools, told_as_text, tool_grammar
+from router.tools import MAX_REQUIRED_CALLS, Tool, ToolFormat, ToolUse, check_tools, told_as_text, tool_grammar
 from tandem.errors import InvalidRequest
 from tests.router_harness import tokenizer
 from tests.tiny_model import save_tiny_llama
@@ -75,8 +76,18 @@ def test_required_means_one_call_or_more_of_any_tool_and_nothing_else(output: To
     assert not allows(use, call("add", '{"x": "1"}', output), output)
 
 
-def test_a_named_tool_and_no_other_is_called_once_when_calls_are_not_parallel() -> None:
-    use = ToolUse(tools=(ADD, LOOK), choice="look", parallel=False)
+@pytest.mark.parametrize("output", ToolFormat)
+def test_required_calls_are_bounded_so_that_no_model_repeats_one_for_ever(output: ToolFormat) -> None:
+    use = ToolUse(tools=(ADD, LOOK), choice="required")
+    calls = [call("look", "{}", output)] * MAX_REQUIRED_CALLS
+    assert allows(use, "\n".join(calls), output)
+    assert not allows(use, "\n".join([*calls, calls[0]]), output)
+    assert not allows(ToolUse(tools=(ADD, LOOK), choice="required", parallel=False), "\n".join(calls[:2]), output)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_named_tool_and_no_other_is_called_exactly_once(parallel: bool) -> None:
+    use = ToolUse(tools=(ADD, LOOK), choice="look", parallel=parallel)
     assert allows(use, call("look", '{"any": 1}'))
     assert not allows(use, call("add", '{"x": 1}'))
     assert not allows(use, call("look", "{}") + "\n" + call("look", "{}"))
@@ -119,5 +130,8 @@ def test_a_template_that_knows_tools_gets_them(tmp_path: Path) -> None:
     loaded._template_owner.chat_template = template
     assert loaded.tool_format is ToolFormat.OBJECT
     assert loaded.render_chat(HISTORY, [ADD]) == "[add as <tool_call>]user:Go.;assistant:add;tool:2;"
+    variable = template + "{% if enable_thinking %}think{% endif %}"
+    loaded._template_owner.chat_template = variable
+    assert loaded.render_chat(HISTORY, [ADD], TemplateUse(variables={"enable_thinking": True})).endswith(";think")
     loaded._template_owner.chat_template = template.replace("<tool_call>", "[TOOL_CALLS]")
     assert loaded.tool_format is None
