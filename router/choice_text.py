@@ -17,6 +17,8 @@ class StopRules:
     """Text that ends an output once `min_tokens` tokens are there; with `is_included` it is part of it."""
 
     texts: Sequence[str] = ()
+    token_ids: Sequence[int] = ()
+    """The client's own stop tokens: only to say which of them it was."""
     is_included: bool = False
     min_tokens: int = 0
     calls_are_plain: bool = False
@@ -34,6 +36,7 @@ class ChoiceText:
         self._tools = tools
         self._detokenizer = detokenizer
         self._min_tokens = stop.min_tokens
+        self._stop_token_ids = stop.token_ids
         self._calls_are_plain = stop.calls_are_plain
         self._stop = StopStrings(stop.texts, is_included=stop.is_included)
         self._num_tokens = 0
@@ -59,6 +62,7 @@ class ChoiceText:
         elif finish_reason is not None:
             text += self._stop.flush()
         parsed = self._parse(text, is_last=finish_reason is not None)
+        stop_reason = self._stop_reason(step) if finish_reason is FinishReason.STOP else None
         if finish_reason is FinishReason.STOP and self._has_calls and not self._calls_are_plain:
             finish_reason = FinishReason.TOOL_CALLS
         return OutputDelta(
@@ -68,7 +72,13 @@ class ChoiceText:
             token_ids=(step.token_id,),
             logprobs=() if step.logprobs is None else (step.logprobs,),
             finish_reason=finish_reason,
+            stop_reason=stop_reason,
         )
+
+    def _stop_reason(self, step: TokenStep) -> str | int | None:
+        if self.was_stopped:
+            return self._stop.hit
+        return step.token_id if step.token_id in self._stop_token_ids else None
 
     def _parse(self, text: str, *, is_last: bool) -> Parsed:
         if self._tools is None:

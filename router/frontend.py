@@ -71,6 +71,7 @@ class _ChoiceTexts:
         self._tools = tools
         self._stop = StopRules(
             texts=options.stop,
+            token_ids=options.stop_token_ids,
             is_included=options.include_stop_str_in_output,
             min_tokens=options.min_tokens or 0,
             calls_are_plain=tools.is_named,

@@ -69,7 +69,8 @@ class ChoiceBody:
             calls = [_call_part(call) for call in delta.tool_calls]
             said = ({"content": delta.text} if is_spoken else {}) | ({"tool_calls": calls} if calls else {})
             content = {"delta": said}
-        return self._choice(content, reason, self._of_output(delta)) | self._token_ids(delta)
+        stopped: Json = {"stop_reason": delta.stop_reason} if reason else {}
+        return self._choice(content, reason, self._of_output(delta)) | stopped | self._token_ids(delta)
 
     def whole(self, output: OutputDelta) -> Json:
         """The choice of an answer without streaming."""
@@ -81,7 +82,8 @@ class ChoiceBody:
         parts = [self._echoed() if self._prompt.echo is not None else None, self._of_output(output)]
         present = [part for part in parts if part is not None]
         logprobs = joined(present) if len(present) > 1 else present[0] if present else None
-        return self._choice(content, reason, logprobs) | self._token_ids(output) | self._of_prompt()
+        stopped: Json = {"stop_reason": output.stop_reason}
+        return self._choice(content, reason, logprobs) | stopped | self._token_ids(output) | self._of_prompt()
 
     def _of_prompt(self) -> Json:
         shown: Json = {"prompt_token_ids": list(self._prompt.token_ids)} if self._style.return_token_ids else {}

@@ -27,6 +27,8 @@ class OutputDelta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or the client's own stop token that ended the choice."""
     usage: inference_pb2.Usage | None = None
     timings: inference_pb2.RequestTimings | None = None
 
@@ -43,6 +45,7 @@ def merged(deltas: Sequence[OutputDelta]) -> OutputDelta:
         token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
         logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
         finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
         usage=last.usage,
         timings=last.timings,
     )

@@ -157,8 +157,10 @@ class OutputStream:
         if delta.finish_reason is not None:
             del self._texts[step.choice]
             if not self._texts:
-                self._buffer.put(replace(delta, finish_reason=None))
-                return OutputDelta(choice=step.choice, finish_reason=delta.finish_reason)
+                self._buffer.put(replace(delta, finish_reason=None, stop_reason=None))
+                return OutputDelta(
+                    choice=step.choice, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason
+                )
             if text.was_stopped and step.finish_reason is None:
                 self._dispatch.stop(step.choice)
         self._buffer.put(delta)

@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from tandem.errors import WIRE_STATUS, WorkerUnavailable
+from tandem.errors import BY_CODE, WIRE_STATUS, WorkerUnavailable
 from tandem.rpc.client import open_channel
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -185,6 +185,16 @@ async def test_a_request_without_a_prompt_is_refused():
     async with running(saying("ok")) as router, open_channel(router.grpc_address) as channel:
         error = await failure(inference_pb2_grpc.InferenceStub(channel), inference_pb2.GenerateRequest())
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@runs_async
+async def test_what_is_refused_before_a_request_begins_is_counted_once():
+    async with running(saying("ok")) as router, open_channel(router.grpc_address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        await failure(stub, generate(model="other"))
+        await failure(stub, inference_pb2.GenerateRequest())
+        counted = {code: router.frontend.metrics.requests.labels(code=code)._value.get() for code in BY_CODE}
+    assert {code: count for code, count in counted.items() if count} == {"model_not_found": 1, "invalid_request": 1}
 
 
 @runs_async

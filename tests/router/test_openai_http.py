@@ -43,7 +43,8 @@ async def test_a_completion_has_text_usage_and_a_finish_reason():
     response = await post("/v1/completions", saying("Hello 🎉"), json={**TEXT, "request_id": "r1"})
     body = response.json()
     assert (body["id"], body["object"], body["model"]) == ("cmpl-r1", "text_completion", "test-model")
-    assert body["choices"] == [{"index": 0, "text": "Hello 🎉", "logprobs": None, "finish_reason": "stop"}]
+    ended = {"finish_reason": "stop", "stop_reason": None}
+    assert body["choices"] == [{"index": 0, "text": "Hello 🎉", "logprobs": None, **ended}]
     num_tokens = len(tokenizer().encode("Hello 🎉")) + 1
     assert body["usage"] == {
         "prompt_tokens": 1,
@@ -512,3 +513,22 @@ async def test_tokenize_says_what_a_prompt_s_tokens_would_be_and_detokenize_read
         assert back == {"prompt": "Hello 🎉"}
         assert (await http.get("/version")).json()["version"]
         assert (await http.get("/ping")).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({"stop": ["x", "there"]}, "there"), ({"stop_token_ids": [EOS]}, EOS), ({}, None), ({"max_tokens": 1}, None)],
+)
+def test_a_choice_says_what_stopped_it(fields, reason, stream):
+    @runs_async
+    async def run():
+        async with running(saying("Hello there")) as router, client(router) as http:
+            if stream:
+                chunks = [json.loads(text) for text in (await events(http, "/v1/completions", TEXT | fields))[:-1]]
+                [choice] = [c for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
+            else:
+                [choice] = (await http.post("/v1/completions", json=TEXT | fields)).json()["choices"]
+        assert choice["stop_reason"] == reason
+
+    run()

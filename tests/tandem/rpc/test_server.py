@@ -21,7 +21,7 @@ from tandem.errors import (
 )
 from tandem.rpc.client import open_channel
 from tandem.rpc.server import RpcServer, format_address, start_server
-from tandem.rpc.status import from_rpc_error, typed_errors
+from tandem.rpc.status import CODE_KEY, from_rpc_error, typed_errors
 from tandem.rpc.tandem.v1 import inference_pb2, inference_pb2_grpc
 
 ADMIN = "tandem.v1.Admin"
@@ -171,3 +171,20 @@ def test_a_port_in_use_is_a_cluster_error():
 )
 def test_addresses_can_be_dialled(host, address):
     assert format_address(host, 1) == address
+
+
+@pytest.mark.parametrize(
+    ("details", "plain"),
+    [
+        ("Stream removed (recvmsg:Connection reset by peer)", "connection reset"),
+        ("failed to connect to all addresses: ipv4:127.0.0.1:1: Connection refused (111)", "connection refused"),
+        ("Socket closed", "connection closed"),
+        ("Stream removed", "connection lost"),
+    ],
+)
+def test_a_lost_connection_is_said_in_plain_words(details: str, plain: str) -> None:
+    none = grpc.aio.Metadata()
+    lost = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, details)
+    assert (type(from_rpc_error(lost)), from_rpc_error(lost).message) == (WorkerUnavailable, plain)
+    said = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, grpc.aio.Metadata((CODE_KEY, "overloaded")), details)
+    assert from_rpc_error(said).message == details
