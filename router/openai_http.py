@@ -13,7 +13,6 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Literal
 
 from fastapi import FastAPI, Request
@@ -31,6 +30,7 @@ from router.prepared import PreparedRequest
 from router.prompt import Prompt
 from router.sse import DONE, EventStream, event, read_body, until_disconnect
 from router.validation import SamplingOptions
+from tandem import __version__
 from tandem.errors import TandemError, wire_status
 from tandem.observability.metrics import METRICS_CONTENT_TYPE
 from tandem.rpc.tandem.v1 import inference_pb2
@@ -69,7 +69,7 @@ class OpenAiApi:
 
     async def version(self) -> Response:
         """GET /version."""
-        return JSONResponse({"version": version("tandem")})
+        return JSONResponse({"version": __version__})
 
     async def metrics(self) -> Response:
         """GET /metrics."""
