@@ -19,7 +19,7 @@ from router.prompt import Conversation, Prompt
 from router.template_use import TemplateUse
 from router.validation import SamplingOptions
 from tandem.errors import InvalidRequest
-from tandem.types import Grammar
+from tandem.types import MAX_CHOICES, Grammar
 
 MAX_BATCH_PROMPTS = 256
 MAX_OUTPUTS = 4096
@@ -179,10 +179,12 @@ class CompletionBody(_Body):
             raise InvalidRequest(
                 f"prompt must be at most {MAX_BATCH_PROMPTS} prompts, got {len(self.prompt)}", param="prompt"
             )
-        if len(self.prompt) * (self.n or 1) > MAX_OUTPUTS:
+        num_prompts = len(self.prompt)
+        if num_prompts * (self.n or 1) > MAX_OUTPUTS:
+            most = min(MAX_CHOICES, MAX_OUTPUTS // num_prompts)
             raise InvalidRequest(
-                f"n must be at most {MAX_OUTPUTS // len(self.prompt)} with {len(self.prompt)} prompts, as one request "
-                f"gives up to {MAX_OUTPUTS} outputs; got {self.n}",
+                f"n must be at most {most} with {num_prompts} prompts, as one request gives up to {MAX_OUTPUTS} outputs; "
+                f"got {self.n}",
                 param="n",
             )
         if all(isinstance(item, str) for item in self.prompt):

@@ -49,7 +49,7 @@ def parsed(*messages: Any) -> ChatBody:
 )
 def test_what_is_not_served_is_named_with_its_place(message: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parsed(USER, message).conversation()
+        parsed(USER, message).prompts()
     assert caught.value.param == param
     assert words in caught.value.message
 
