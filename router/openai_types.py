@@ -183,7 +183,7 @@ class CompletionBody(_Body):
         if num_prompts * (self.n or 1) > MAX_OUTPUTS:
             most = min(MAX_CHOICES, MAX_OUTPUTS // num_prompts)
             raise InvalidRequest(
-                f"n must be at most {most} with {num_prompts} prompts, as one request gives up to {MAX_OUTPUTS} outputs; "
+                f"n must be at most {most} with {num_prompts} prompts, as one request gives {MAX_OUTPUTS} at most; "
                 f"got {self.n}",
                 param="n",
             )
