@@ -10,6 +10,7 @@ import grpc
 
 from router.api_keys import ApiKeys
 from router.auth import KeyInterceptor, KeyLayer
+from router.cors import open_to_pages
 from router.dispatch import Dispatcher
 from router.frontend import Frontend
 from router.grpc_service import SERVICE_NAMES, Admin, register
@@ -156,7 +157,7 @@ async def serve_frontend(
     )
     try:
         http = await start_http(
-            app if keys is None else KeyLayer(app, keys),
+            open_to_pages(app if keys is None else KeyLayer(app, keys), router.cors_origins),
             router.host,
             port=router.http_port,
             tls=None if tls is None else http_context(tls),

@@ -256,6 +256,8 @@ class RouterConfig:
     """PEM file of CAs: clients must show a certificate that one of them signed. Empty asks for none."""
     api_keys_file: str = ""
     """File with one API key a line: requests must carry one as "authorization: Bearer KEY". Empty asks for none."""
+    cors_origins: str = ""
+    """Web pages' origins that may call the HTTP API, with commas between them; * for all. Empty: none."""
 
     def __post_init__(self) -> None:
         self._check_ports()
