@@ -51,6 +51,7 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Mark) -> HostedWor
         transport=transport,
         max_batch_sequences=config.decode.max_batch_sequences,
         growth_tokens=config.decode.growth_tokens,
+        swap_blocks=config.decode.swap_blocks,
         lease_s=config.transfer.lease_s,
         on_crash=settings.on_crash or exit_on_crash,
         ranks=DestinationRanks(executor.hub) if isinstance(executor, ParallelExecutor) else None,

@@ -5,6 +5,7 @@ groups may hold named ones too):
 
     before delivery    all blocks are the group's: the prompt's first, then `spare`
     afterwards         each live choice holds the prompt's blocks and those it has written; the group holds `spare`
+    while swapped      none: what the choices have written lies in slots of host memory (`swap_space.py`)
 
 The prompt's last block may be partly filled. Whoever first writes into it while others hold it gets a copy; the last
 one writes in place. So a group never needs more than `num_most` different blocks. Full blocks of the prompt may be
@@ -30,6 +31,8 @@ class Phase(IntEnum):
     OFFERED = 0
     RESERVED = 1
     DELIVERED = 2
+    SWAPPED = 3
+    """Delivered once; its KV is in host memory, and it waits for blocks again."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,6 +43,8 @@ class DecodeSequence:
     block_ids: tuple[BlockId, ...]
     output: list[int]
     is_running: bool = False
+    slots: tuple[BlockId, ...] = ()
+    """In host memory, instead of `block_ids` while swapped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +93,13 @@ class DecodeGroup:
     @property
     def num_live(self) -> int:
         """Choices that may still need blocks."""
-        return len(self.sequences) if self.phase is Phase.DELIVERED else self.request.num_choices
+        return len(self.sequences) if self.phase >= Phase.DELIVERED else self.request.num_choices
+
+    @property
+    def filled(self) -> tuple[BlockId, ...]:
+        """Different blocks (slots while swapped) of the live choices, the prompt's first."""
+        tables = (s.slots or s.block_ids for s in self.sequences.values())
+        return tuple(dict.fromkeys(block for table in tables for block in table))
 
     @property
     def num_most(self) -> int:
@@ -109,6 +120,11 @@ class DecodeGroup:
         """Leading blocks of the prompt that are here already, with a reference each."""
         self.named = self.prompt_blocks = blocks
         self.counts.update(blocks)
+
+    def lose(self, pool: PrefixPool) -> None:
+        """Gives back what was found: the rest could not be had."""
+        self._release(self.prompt_blocks, pool)
+        self.named = self.prompt_blocks = ()
 
     def reserved(self) -> None:
         """It has blocks for all of its prompt: KV may move into those that were not found."""
@@ -145,6 +161,8 @@ class DecodeGroup:
         names = self._names_of(sequence)
         own = sequence.block_ids[: len(names)]
         found = pool.publish(names, own, tenant=self.tenant)
+        prompt = zip(found[: len(self.prompt_names)], own, strict=False)
+        self.named = tuple(block for block, mine in prompt if block == mine)
         self._release(sequence.block_ids, pool)
         pool.release(block for block, mine in zip(found, own, strict=True) if block != mine)
         self._trim(pool)
@@ -159,10 +177,21 @@ class DecodeGroup:
         parent = prefix.blocks[-1] if prefix.blocks else prefix.root
         return (*prefix.blocks, *chain(parent, tokens, self.block_size))
 
+    def leave(self) -> tuple[BlockId, ...]:
+        """Lets go of all its blocks, which are the caller's to release: each once for every reference."""
+        references = tuple(self.counts.elements())
+        self.counts, self.spare, self.named = Counter(), [], ()
+        return references
+
+    def settle(self, pool: PrefixPool) -> None:
+        """Each choice gets references of its own to the blocks of its table, of which the group has one each."""
+        for block, count in Counter(b for s in self.sequences.values() for b in s.block_ids).items():
+            more = count - self.counts[block]
+            pool.share((block,) * more)
+            self.counts[block] += more
+
     def release_all(self, pool: PrefixPool) -> None:
-        """Nothing of the group is left."""
-        for choice in tuple(self.sequences):
-            self.end(choice, pool)
+        """Nothing of the group is left; its choices have ended."""
         self._release((*self.prompt_blocks, *self.spare), pool)
         self.prompt_blocks, self.spare, self.named = (), [], ()
 

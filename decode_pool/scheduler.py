@@ -4,11 +4,13 @@ A request passes OFFERED (waits for blocks, in order) > RESERVED (holds the bloc
 the first part of its outputs; its KV is moving in) > DELIVERED: each of its choices is a sequence, which joins the
 batch when there is room and then runs. Running sequences grow by a few blocks at a time.
 Every grant, to an offer or for a running sequence, keeps the pool in a safe state (`safety.py`), so that all
-can finish whatever length their outputs take: nothing is preempted, dropped or deadlocked. Where a grant would not be
+can finish whatever length their outputs take: nothing is dropped or deadlocked. Where a grant would not be
 safe, an offer waits in the queue and a running sequence skips iterations until others give blocks back.
 Order is that of arrival, where each level of priority counts like `PRIORITY_S` seconds of it. No offer overtakes one
 that waits, nor a running sequence that skips iterations; so all that were there before somebody finish in the end, and
-nobody starves. Sequences join and leave at every iteration. How choices share blocks is `group.py`'s.
+nobody starves. The first that waits may have the last of those a level or more behind it swapped to host memory
+(`preemption.py`): SWAPPED, these wait for blocks in the same order as offers, and go on where they were.
+Sequences join and leave at every iteration. How choices share blocks is `group.py`'s.
 
 Shape shared with the prefill pool and the simulator: add / schedule / commit / abort / check_invariants.
 """
@@ -17,63 +19,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from decode_pool.group import BlockCopy, DecodeGroup, DecodeSequence, Phase, most_blocks
+from decode_pool.plan import DecodeOutput, DecodePlan, DecodeStep, Key, Reservation, output_of
+from decode_pool.preemption import Room, Want, choose_victims
 from decode_pool.safety import is_safe
+from decode_pool.swap_space import Swap, SwapSpace
 from tandem.kv.prefix_pool import PrefixPool
 from tandem.types import BlockId, Request, RequestId, SampledToken, TokenStep
-
-Key = tuple[RequestId, int]
-"""A choice."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecodeStep:
-    """One token of one choice: `token_id` is at context position `num_computed`, its successor is sampled."""
-
-    request: Request
-    choice: int
-    token_id: int
-    num_computed: int
-    output_position: int
-    block_ids: tuple[BlockId, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecodePlan:
-    """One iteration: `copies` first, then `steps`. `admitted` are requests in it for the first time."""
-
-    steps: tuple[DecodeStep, ...]
-    admitted: tuple[RequestId, ...]
-    copies: tuple[BlockCopy, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecodeOutput:
-    """One output token. With `is_last` the request has no other choice left, and its blocks are free."""
-
-    request_id: RequestId
-    step: TokenStep
-    is_last: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reservation:
-    """All blocks of a prompt, of which the first `num_found` have their KV already."""
-
-    block_ids: tuple[BlockId, ...]
-    num_found: int
 
 
 class DecodeScheduler:
     """Owns the queue and the block pool of one decode worker."""
 
     def __init__(
-        self, pool: PrefixPool, *, block_size: int, max_batch_sequences: int, growth_tokens: int = 256
+        self,
+        pool: PrefixPool,
+        *,
+        block_size: int,
+        max_batch_sequences: int,
+        growth_tokens: int = 256,
+        num_swap_slots: int = 0,
     ) -> None:
         self.pool = pool
+        self.swap_space = SwapSpace(num_swap_slots)
         self._block_size = block_size
         self._growth_blocks = max(1, growth_tokens // block_size)
         self._max_batch_sequences = max_batch_sequences
@@ -85,16 +56,30 @@ class DecodeScheduler:
         """Ended or released while the batch with them in it runs: freed at commit."""
         self._paused: frozenset[RequestId] = frozenset()
         """Those with a sequence that found no block when the newest plan was made."""
+        self._reserved: list[RequestId] = []
+        """Offers that hold their blocks, which `reserve` has not told yet."""
+        self._leaving: list[BlockId] = []
+        """References of swapped groups, until the running iteration has copied them out."""
 
     @property
     def num_running(self) -> int:
         """Choices in the batch or about to join it."""
-        return sum(len(g.sequences) for g in self._groups.values())
+        return sum(len(g.sequences) for g in self._groups.values() if g.phase is Phase.DELIVERED)
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks or for their KV."""
-        return sum(g.phase < Phase.DELIVERED for g in self._groups.values())
+        return sum(g.phase is not Phase.DELIVERED for g in self._groups.values())
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests whose KV is in host memory."""
+        return sum(g.phase is Phase.SWAPPED for g in self._groups.values())
+
+    @property
+    def has_reserved(self) -> bool:
+        """Whether `reserve` has something to tell."""
+        return bool(self._reserved)
 
     @property
     def num_unreserved(self) -> int:
@@ -104,7 +89,7 @@ class DecodeScheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing can be scheduled until an event comes."""
-        return not self.num_running
+        return not any(g.sequences for g in self._groups.values())
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._groups
@@ -117,7 +102,9 @@ class DecodeScheduler:
         return most_blocks(request, self._block_size, num_choices=request.num_choices)
 
     def _num_first_blocks(self, group: DecodeGroup) -> int:
-        """Blocks reserved before a byte moves: the prompt, and room for each output to begin."""
+        """Blocks reserved before a byte moves: the prompt or all that is written, and room for each output to go on."""
+        if group.phase is Phase.SWAPPED:
+            return min(group.num_most, len(group.filled) + group.num_live * self._growth_blocks)
         is_partly_filled = len(group.request.prompt_token_ids) % self._block_size != 0
         num_choices = group.request.num_choices
         num_copies = num_choices - 1 if is_partly_filled else 0
@@ -144,26 +131,44 @@ class DecodeScheduler:
 
     def reserve(self) -> tuple[RequestId, ...]:
         """Reserves blocks for the first offers in order while there are enough; returns those that now hold them."""
-        reserved = []
-        last_s = min((self._groups[r].request.order_s for r in self._paused if r in self._groups), default=math.inf)
-        for group in self._in_order(Phase.OFFERED):
-            if group.request.order_s > last_s:
-                break
-            num_found = self.pool.match(group.prompt_names)
-            if not self.pool.can_allocate(self._num_first_blocks(group) - num_found):
-                break
-            found = self.pool.acquire(group.prompt_names)
-            group.find(found)
-            if not self._grant(group, self._num_first_blocks(group) - len(found)):
-                group.release_all(self.pool)
-                break
-            group.reserved()
-            reserved.append(group.request.request_id)
+        self._serve_waiting(is_boundary=False)
+        reserved, self._reserved = self._reserved, []
         return tuple(reserved)
 
-    def _in_order(self, phase: Phase) -> list[DecodeGroup]:
-        """The groups of one phase; equal ones as they came."""
-        return sorted((g for g in self._groups.values() if g.phase is phase), key=lambda g: g.request.order_s)
+    def _serve_waiting(self, *, is_boundary: bool) -> dict[RequestId, tuple[Swap, ...]]:
+        """Gives blocks to the first that wait for some: offers, and at a boundary swapped groups, with their copies."""
+        swaps = {}
+        last_s = min((group.request.order_s for group in self._stuck()), default=math.inf)
+        for group in self._in_order(Phase.OFFERED, Phase.SWAPPED):
+            may_come = is_boundary or group.phase is Phase.OFFERED
+            if group.request.order_s > last_s or not may_come or not self._hold(group):
+                break
+            if group.phase is Phase.OFFERED:
+                group.reserved()
+                self._reserved.append(group.request.request_id)
+            else:
+                swaps[group.request.request_id] = self.swap_space.give_back(group, self.pool)
+        return swaps
+
+    def _stuck(self) -> list[DecodeGroup]:
+        """Delivered groups with a sequence that waits for a block."""
+        known = (self._groups[request_id] for request_id in self._paused if request_id in self._groups)
+        return [group for group in known if group.phase is Phase.DELIVERED]
+
+    def _hold(self, group: DecodeGroup) -> bool:
+        """All that a group needs to go on, what is found of its prompt among it; or nothing."""
+        num_blocks, names = self._num_first_blocks(group), group.prompt_names
+        if not self.pool.can_allocate(num_blocks - self.pool.match(names)):
+            return False
+        group.find(self.pool.acquire(names))
+        if self._grant(group, num_blocks - len(group.named)):
+            return True
+        group.lose(self.pool)
+        return False
+
+    def _in_order(self, *phases: Phase) -> list[DecodeGroup]:
+        """The groups of some phases; equal ones as they came."""
+        return sorted((g for g in self._groups.values() if g.phase in phases), key=lambda g: g.request.order_s)
 
     def reservation(self, request_id: RequestId) -> Reservation:
         """The blocks that a reserved request's prompt moves into."""
@@ -185,12 +190,17 @@ class DecodeScheduler:
         Sequences that skip it for want of a block take no place in it: those that can end may be behind them.
         """
         assert not self._executing, "the last plan has not been committed"
+        returning = self._serve_waiting(is_boundary=True)
+        ins = tuple(swap for swaps in returning.values() for swap in swaps)
+        if victims := self._choose_victims():
+            self._executing = self._choices_of(returning)
+            return self._preempt(victims, ins)
         sequences = [(group, s) for group in self._in_order(Phase.DELIVERED) for s in group.sequences.values()]
         sequences.sort(key=lambda pair: not pair[1].is_running)
         known = {g.request.request_id for g, s in sequences if s.is_running}
         steps: list[DecodeStep] = []
         copies: list[BlockCopy] = []
-        copying: set[RequestId] = set()
+        moving: set[RequestId] = set(returning)
         paused: set[RequestId] = set()
         for group, sequence in sequences:
             if len(steps) == self._max_batch_sequences:
@@ -200,18 +210,41 @@ class DecodeScheduler:
                 continue
             if (copy := group.give_room(sequence, self.pool)) is not None:
                 copies.append(copy)
-                copying.add(group.request.request_id)
+                moving.add(group.request.request_id)
             sequence.is_running = True
             steps.append(self._step(group, sequence))
         self._paused = frozenset(paused)
-        self._executing = frozenset(
-            (request_id, choice)
-            for request_id, group in self._groups.items()
-            for choice in group.sequences
-            if request_id in copying
-        ) | frozenset((step.request.request_id, step.choice) for step in steps)
+        self._executing = self._choices_of(moving) | {(step.request.request_id, step.choice) for step in steps}
         newcomers = dict.fromkeys(s.request.request_id for s in steps if s.request.request_id not in known)
-        return DecodePlan(steps=tuple(steps), admitted=tuple(newcomers), copies=tuple(copies))
+        return DecodePlan(steps=tuple(steps), admitted=tuple(newcomers), copies=tuple(copies), ins=ins)
+
+    def _choices_of(self, request_ids: Iterable[RequestId]) -> frozenset[Key]:
+        return frozenset((name, choice) for name in request_ids for choice in self._groups[name].sequences)
+
+    def _choose_victims(self) -> tuple[DecodeGroup, ...]:
+        """Who is to be swapped out, for the first that waits for blocks."""
+        if not self.swap_space.num_slots:
+            return ()
+        waiting = [*self._stuck(), *self._in_order(Phase.OFFERED, Phase.SWAPPED)]
+        first = min(waiting, key=lambda group: group.request.order_s, default=None)
+        if first is None:
+            return ()
+        want = Want(group=first, num_blocks=1)
+        if first.phase is not Phase.DELIVERED:
+            found = self.pool.found(first.prompt_names)
+            want = Want(group=first, num_blocks=self._num_first_blocks(first) - len(found), found=found)
+        room = Room(num_blocks=self.pool.num_free, num_slots=self.swap_space.num_free)
+        return choose_victims(want, self._groups.values(), room)
+
+    def _preempt(self, victims: Iterable[DecodeGroup], ins: tuple[Swap, ...]) -> DecodePlan:
+        outs: list[Swap] = []
+        names = []
+        for group in victims:
+            swaps, references = self.swap_space.take(group)
+            outs += swaps
+            self._leaving += references
+            names.append(group.request.request_id)
+        return DecodePlan(steps=(), ins=ins, outs=tuple(outs), preempted=tuple(names))
 
     def _may_write(self, group: DecodeGroup, sequence: DecodeSequence) -> bool:
         """Whether there is a block for the newest token's KV, growing the group if need be and if that is safe."""
@@ -234,6 +267,8 @@ class DecodeScheduler:
     def commit(self, plan: DecodePlan, tokens: Sequence[SampledToken]) -> tuple[DecodeOutput, ...]:
         """Books an executed plan. Finished choices leave, and so do those ended meanwhile, without output."""
         self._executing = frozenset()
+        self.pool.release(self._leaving)
+        self._leaving = []
         self._free_ended()
         outputs = []
         for step, token in zip(plan.steps, tokens, strict=True):
@@ -244,7 +279,9 @@ class DecodeScheduler:
             group.sequences[step.choice].output.append(token.token_id)
             reason = step.request.sampling.finish_reason(token.token_id, step.output_position)
             is_last = reason is not None and self.end_choice(request_id, step.choice)
-            outputs.append(DecodeOutput(request_id=request_id, step=_output(step, token), is_last=is_last))
+            outputs.append(DecodeOutput(request_id=request_id, step=output_of(step, token), is_last=is_last))
+        if plan.preempted:
+            self._serve_waiting(is_boundary=False)  # before any running sequence grows into their room
         return tuple(outputs)
 
     def _free_ended(self) -> None:
@@ -259,26 +296,27 @@ class DecodeScheduler:
     def end_choice(self, request_id: RequestId, choice: int) -> bool:
         """Ends one choice of a delivered request; others go on. Whether none is left. Idempotent."""
         group = self._groups.get(request_id)
-        if group is None or group.phase is not Phase.DELIVERED:
+        if group is None or group.phase < Phase.DELIVERED:
             return group is None
         if choice in group.sequences and (request_id, choice) in self._executing:
             self._ended.add((request_id, choice))
         elif choice in group.sequences:
-            group.end(choice, self.pool)
+            self._end(group, choice)
         if any((request_id, other) not in self._ended for other in group.sequences):
             return False
         self.release(request_id)
         return True
 
     def abort(self, request_id: RequestId) -> bool:
-        """Ends a request that owns its blocks (DELIVERED), or that has none yet (OFFERED).
+        """Ends a request that owns its blocks (DELIVERED), or that has none (OFFERED, SWAPPED).
 
-        False for RESERVED ones: their blocks belong to the handoff, which calls `release` when it has drained.
+        False for RESERVED ones that `reserve` has told: their blocks belong to the handoff, which calls `release` when
+        it has drained.
         """
         group = self._groups.get(request_id)
         if group is None:
             return True
-        if group.phase is Phase.RESERVED:
+        if group.phase is Phase.RESERVED and request_id not in self._reserved:
             return False
         self.release(request_id)
         return True
@@ -295,32 +333,33 @@ class DecodeScheduler:
             self._released.add(request_id)
             return
         del self._groups[request_id]
+        self._reserved = [name for name in self._reserved if name != request_id]
+        for choice in tuple(group.sequences):
+            self._end(group, choice)
         group.release_all(self.pool)
 
+    def _end(self, group: DecodeGroup, choice: int) -> None:
+        if group.phase is Phase.SWAPPED:
+            self.swap_space.end(group, choice)
+        else:
+            group.end(choice, self.pool)
+
     def check_invariants(self) -> None:
-        """Asserts that blocks are held by exactly the requests past OFFERED, and only named ones by several."""
+        """Asserts that exactly the groups RESERVED and DELIVERED hold blocks, and several of them only named ones."""
         self.pool.check_invariants()
+        self.swap_space.check_invariants(self._groups.values())
         assert is_safe([g.claim for g in self._groups.values() if g.num_held], self.pool.num_free)
-        references: Counter[BlockId] = Counter()
+        references = Counter(self._leaving)
         for group in self._groups.values():
             counts = Counter(b for s in group.sequences.values() for b in s.block_ids)
             counts.update((*group.prompt_blocks, *group.spare))
             assert counts == group.counts
             assert group.num_held <= group.num_most
-            assert bool(group.num_held) == (group.phase > Phase.OFFERED)
-            assert bool(group.sequences) == (group.phase is Phase.DELIVERED)
+            assert bool(group.num_held) == (group.phase in (Phase.RESERVED, Phase.DELIVERED))
+            assert bool(group.sequences) == (group.phase >= Phase.DELIVERED)
+            assert all(bool(s.slots) == (group.phase is Phase.SWAPPED) for s in group.sequences.values())
             assert all(len(s.output) < group.request.sampling.max_tokens for s in group.sequences.values())
             assert not references.keys() & counts.keys() - set(group.named)
             references += counts
         assert all(self.pool.num_references(block) == count for block, count in references.items())
         assert len(references) == self.pool.num_blocks - self.pool.num_free
-
-
-def _output(step: DecodeStep, token: SampledToken) -> TokenStep:
-    return TokenStep(
-        position=step.output_position,
-        token_id=token.token_id,
-        finish_reason=step.request.sampling.finish_reason(token.token_id, step.output_position),
-        choice=step.choice,
-        logprobs=token.logprobs,
-    )

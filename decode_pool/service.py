@@ -83,6 +83,7 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
             return DecodeSample(
                 status=self._status(),
                 num_unreserved=self.worker.scheduler.num_unreserved,
+                num_swapped=self.worker.scheduler.num_swapped,
                 num_received_bytes=arrived.num_bytes,
                 num_received_messages=arrived.num_messages,
                 num_refused_messages=arrived.num_refused,

@@ -11,8 +11,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from decode_pool.block_moves import move_blocks
 from decode_pool.leg import Leg, timings_of
-from decode_pool.scheduler import DecodeOutput, DecodePlan, DecodeScheduler, DecodeStep
+from decode_pool.plan import DecodeOutput, DecodePlan, DecodeStep
+from decode_pool.scheduler import DecodeScheduler
 from kv_transfer.destination import DestinationHandoff
 from kv_transfer.destination_ranks import DestinationRanks
 from kv_transfer.handoff import Record
@@ -60,6 +62,7 @@ class DecodeWorker:
         transport: Transport,
         max_batch_sequences: int,
         growth_tokens: int = 256,
+        swap_blocks: int = 0,
         lease_s: float,
         on_crash: Callable[[BaseException], None],
         tiers: PrefixTiers = NO_TIERS,
@@ -84,7 +87,9 @@ class DecodeWorker:
             block_size=executor.cache.layout.block_size,
             max_batch_sequences=max_batch_sequences,
             growth_tokens=growth_tokens,
+            num_swap_slots=swap_blocks,
         )
+        executor.open_swap(swap_blocks)
         self._engine: Engine[DecodePlan, list[SampledToken]] = Engine(
             "decode-engine", schedule=self._schedule, execute=self._execute, commit=self._commit, on_crash=on_crash
         )
@@ -240,6 +245,7 @@ class DecodeWorker:
         """Gives blocks to the first offers in order, and their tickets to the prefill workers."""
         with self._engine.lock:
             reserved = [(self._legs[r], self.scheduler.reservation(r)) for r in self.scheduler.reserve()]
+            self._engine.lock.notify()  # whoever waits first may be the engine's to bring back, or have others swapped
         for leg, blocks in reserved:
             assert leg.handoff is not None
             leg.handoff.reserved(blocks.block_ids, first_block=blocks.num_found)
@@ -344,7 +350,9 @@ class DecodeWorker:
 
     def _schedule(self) -> DecodePlan | None:
         plan = self.scheduler.schedule()
-        return plan if plan.steps else None
+        if self.scheduler.has_reserved:
+            self._soon(self._reserve)
+        return None if plan.is_empty else plan
 
     def _execute(self, plan: DecodePlan) -> list[SampledToken]:
         now = time.monotonic()
@@ -352,8 +360,9 @@ class DecodeWorker:
             leg = self._legs.get(request_id)
             if leg is not None:
                 leg.started_s = now
-        if plan.copies:
-            self.executor.copy_blocks([c.source for c in plan.copies], [c.destination for c in plan.copies])
+        move_blocks(self.executor, plan, self.metrics)
+        if not plan.steps:
+            return []
         choices = [self._choice_of(step) for step in plan.steps]
         outputs = self.executor.execute(
             [_slice_of(step, choice) for step, choice in zip(plan.steps, choices, strict=True)]

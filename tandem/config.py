@@ -128,6 +128,9 @@ class DecodeConfig:
     """Most sequences in one iteration."""
     growth_tokens: int = 256
     """Output tokens for which blocks are reserved at first, and again each time they are used up."""
+    swap_blocks: int = 256
+    """KV blocks of host memory on each worker, for running requests that make room for one at least a level of priority
+    before them; they go on from there later. 0 preempts nobody."""
     num_threads: int = 0
     """Compute threads of each worker; 0 takes as many as the cores it is pinned to."""
     gpus_per_rank: float = 1.0
@@ -146,6 +149,7 @@ class DecodeConfig:
         _require_ranks("decode", self.tensor_parallel, self.pipeline_parallel)
         _require(self.max_batch_sequences >= 1, "decode.max_batch_sequences", self.max_batch_sequences, "1 or more")
         _require(self.growth_tokens >= 1, "decode.growth_tokens", self.growth_tokens, "1 or more")
+        _require(self.swap_blocks >= 0, "decode.swap_blocks", self.swap_blocks, "0 or more")
         _require(self.num_threads >= 0, "decode.num_threads", self.num_threads, "0 or more")
         _require_gpus("decode", self.gpus_per_rank, self.num_ranks)
         _require_labels(self.nodes, "decode.nodes")

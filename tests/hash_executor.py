@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tandem.kv.cache import KvCache
+from tandem.kv.swap_memory import SwapMemory
 from tandem.model.executor import LayerHook, SequenceSlice, SliceOutput
 from tandem.model.grammar import GrammarCompiler
 from tandem.model.spec import LayerSpec, ModelSpec
@@ -99,6 +100,15 @@ class HashExecutor:
 
     def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
         self.cache.copy_blocks(sources, destinations)
+
+    def open_swap(self, num_slots: int) -> None:
+        self._swap = SwapMemory(self.cache, num_slots)
+
+    def swap_out(self, blocks: Sequence[BlockId], slots: Sequence[BlockId]) -> None:
+        self._swap.copy_out(blocks, slots)
+
+    def swap_in(self, slots: Sequence[BlockId], blocks: Sequence[BlockId]) -> None:
+        self._swap.copy_in(slots, blocks)
 
     def write_prompt(self, token_ids: Sequence[int], block_ids: Sequence[BlockId]) -> None:
         """The KV of the first tokens of a prompt, in all layers."""

@@ -75,6 +75,8 @@ class PairOptions:
     """Of prefill and decode."""
     prefill_blocks: int = 64
     decode_blocks: int = 64
+    swap_blocks: int = 64
+    growth_tokens: int = 256
     max_batch_sequences: int = 16
     lease_s: float = 10.0
     """Short only where a test waits for its end: a busy machine can hold up a renewal for a second."""
@@ -155,7 +157,13 @@ class Pair:
             worker.scheduler.pool.num_free == worker.scheduler.pool.num_blocks and not len(worker.scheduler)
             and worker.write_back.is_idle
             for worker in (self.prefill, self.decode)
-        ) and not (self.prefill.num_handoffs or len(self.decode.receiver))
+        ) and not (self.prefill.num_handoffs or len(self.decode.receiver) or self.num_swapped_blocks)
+
+    @property
+    def num_swapped_blocks(self) -> int:
+        """Slots of the decode worker's host memory that are in use."""
+        space = self.decode.scheduler.swap_space
+        return space.num_slots - space.num_free
 
     def describe(self) -> str:
         """What is left, for failures."""
@@ -259,6 +267,8 @@ async def _decode_worker(
         key=CLUSTER_KEY,
         transport=transport,
         max_batch_sequences=options.max_batch_sequences,
+        growth_tokens=options.growth_tokens,
+        swap_blocks=options.swap_blocks,
         lease_s=options.lease_s,
         on_crash=on_crash,
         tiers=await _tiers(options, WorkerId("decode-0"), executor, facts.fingerprint),

@@ -23,6 +23,9 @@ class SteppedExecutor:
         """Set while the engine's thread stands before an iteration."""
         self.failure: Exception | None = None
         """What the next iteration raises."""
+        self.swapped_out: list[tuple[BlockId, ...]] = []
+        self.swapped_in: list[tuple[BlockId, ...]] = []
+        """Blocks that went to host memory and came back, call by call."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -61,3 +64,14 @@ class SteppedExecutor:
 
     def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
         self._inner.copy_blocks(sources, destinations)
+
+    def open_swap(self, num_slots: int) -> None:
+        self._inner.open_swap(num_slots)
+
+    def swap_out(self, blocks: Sequence[BlockId], slots: Sequence[BlockId]) -> None:
+        self.swapped_out.append(tuple(blocks))
+        self._inner.swap_out(blocks, slots)
+
+    def swap_in(self, slots: Sequence[BlockId], blocks: Sequence[BlockId]) -> None:
+        self.swapped_in.append(tuple(blocks))
+        self._inner.swap_in(slots, blocks)

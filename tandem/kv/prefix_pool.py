@@ -96,6 +96,10 @@ class PrefixPool:
         """How many leading names are here."""
         return self._directory.match(names)
 
+    def found(self, names: Sequence[BlockHash]) -> tuple[BlockId, ...]:
+        """The leading blocks that are here, without a reference and without counting as a use."""
+        return tuple(self._block_of[name] for name in names[: self._directory.match(names)])
+
     def acquire(self, names: Sequence[BlockHash]) -> tuple[BlockId, ...]:
         """One more reference to each leading block that is here; counts as a use of them."""
         blocks = tuple(self._block_of[name] for name in names[: self._directory.use(names)])

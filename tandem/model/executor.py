@@ -77,3 +77,12 @@ class Executor(Protocol):
 
     def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
         """Copies whole blocks in all layers, before the next iteration; no block is on both sides."""
+
+    def open_swap(self, num_slots: int) -> None:
+        """Makes host memory for `num_slots` blocks. Once, before the first swap."""
+
+    def swap_out(self, blocks: Sequence[BlockId], slots: Sequence[BlockId]) -> None:
+        """Copies blocks, all layers, into slots of that memory. On return nobody reads the blocks any more."""
+
+    def swap_in(self, slots: Sequence[BlockId], blocks: Sequence[BlockId]) -> None:
+        """Copies slots back into blocks, before the next iteration."""

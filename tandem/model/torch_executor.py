@@ -9,6 +9,7 @@ import torch
 
 from tandem.kv.cache import KvCache
 from tandem.kv.layout import Dtype
+from tandem.kv.swap_memory import SwapMemory
 from tandem.model.executor import LayerHook, SequenceSlice, SliceOutput
 from tandem.model.files import resolve_model
 from tandem.model.grammar import GrammarCompiler
@@ -37,6 +38,7 @@ class TorchExecutor:
             torch.set_num_threads(num_threads)
         self._spec = spec
         self._cache = cache
+        self._swap = SwapMemory(cache, 0)
         self.stage = Stage(ModelShard(spec=spec), weights, cache)
         self._grammars = GrammarCompiler(
             tokenizer_file, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids
@@ -80,6 +82,18 @@ class TorchExecutor:
     def copy_blocks(self, sources: Sequence[BlockId], destinations: Sequence[BlockId]) -> None:
         """See `Executor.copy_blocks`."""
         self._cache.copy_blocks(sources, destinations)
+
+    def open_swap(self, num_slots: int) -> None:
+        """See `Executor.open_swap`."""
+        self._swap = SwapMemory(self._cache, num_slots)
+
+    def swap_out(self, blocks: Sequence[BlockId], slots: Sequence[BlockId]) -> None:
+        """See `Executor.swap_out`."""
+        self._swap.copy_out(blocks, slots)
+
+    def swap_in(self, slots: Sequence[BlockId], blocks: Sequence[BlockId]) -> None:
+        """See `Executor.swap_in`."""
+        self._swap.copy_in(slots, blocks)
 
     def warm_up(self) -> None:
         """See `outputs.warm_up`."""

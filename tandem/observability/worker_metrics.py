@@ -15,6 +15,7 @@ from tandem.rpc.tandem.v1.inference_pb2 import WorkerStatus
 
 HANDOFF_OUTCOMES = ("delivered", "failed", "aborted")
 PREFIX_SOURCES = ("device", "store", "computed")
+SWAP_DIRECTIONS = ("out", "in")
 _BATCH_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _BATCH_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -120,6 +121,26 @@ class DecodeMetrics(WorkerMetrics):
 
     def __init__(self) -> None:
         super().__init__("decode", what="Sequences", queue="From the arrival of its KV to its first iteration.")
+        self.preemptions = self.counter(
+            "tandem_decode_preemptions_total",
+            "Times that a running request's blocks were taken for one that stands a level of priority before it.",
+            unit="requests",
+        )
+        self.swapped_blocks = self.counter(
+            "tandem_decode_swapped_blocks_total",
+            "KV blocks copied to host memory (out) or back (in) for preempted requests.",
+            unit="blocks",
+            labels=("direction",),
+        )
+        self.swap_seconds = self.counter(
+            "tandem_decode_swap_seconds_total",
+            "Time of those copies, in which no iteration ran.",
+            unit="seconds",
+            labels=("direction",),
+        )
+        for direction in SWAP_DIRECTIONS:
+            self.swapped_blocks.labels(direction=direction)
+            self.swap_seconds.labels(direction=direction)
         self.announce(DECODE_READINGS)
 
     def follow(self, sample: Callable[[], DecodeSample]) -> None:
@@ -130,6 +151,11 @@ class DecodeMetrics(WorkerMetrics):
         """An iteration is over. Engine thread."""
         self.iteration_seconds.observe(seconds)
         self.batch_sequences.observe(num_sequences)
+
+    def swapped(self, direction: str, num_blocks: int, *, seconds: float) -> None:
+        """Blocks were copied to host memory ("out") or back ("in"). Engine thread."""
+        self.swapped_blocks.labels(direction=direction).inc(num_blocks)
+        self.swap_seconds.labels(direction=direction).inc(seconds)
 
     def delivered(self) -> None:
         """A handoff has arrived whole. Any thread."""

@@ -176,10 +176,11 @@ PREFILL_READINGS: list[Reading[WorkerStatus]] = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeSample:
-    """What a decode worker counts by itself: its status, offers that wait for blocks, and what arrived."""
+    """What a decode worker counts by itself: its status, who waits for blocks, and what arrived."""
 
     status: WorkerStatus
     num_unreserved: int
+    num_swapped: int
     num_received_bytes: int
     num_received_messages: int
     num_refused_messages: int
@@ -201,6 +202,15 @@ DECODE_READINGS: list[Reading[DecodeSample]] = [
             "Sequences among the waiting ones whose blocks could not be reserved yet: the pool is full.",
         ),
         lambda sample: plain(sample.num_unreserved),
+    ),
+    reading(
+        (
+            "tandem_decode_swapped_requests",
+            "gauge",
+            "requests",
+            "Preempted requests whose KV is in host memory; they wait for blocks.",
+        ),
+        lambda sample: plain(sample.num_swapped),
     ),
     reading(
         ("tandem_decode_output_tokens_total", "counter", "tokens", "Output tokens computed."),

@@ -86,3 +86,13 @@ def unpack_copies(data: bytes) -> tuple[list[BlockId], list[BlockId]]:
     numbers = [BlockId(b) for b in np.frombuffer(data, dtype=_DTYPE).tolist()]
     half = len(numbers) // 2
     return numbers[:half], numbers[half:]
+
+
+def pack_count(count: int) -> bytes:
+    """One number."""
+    return np.array([count], dtype=_DTYPE).tobytes()
+
+
+def unpack_count(data: bytes) -> int:
+    """Inverse of `pack_count`."""
+    return int(np.frombuffer(data, dtype=_DTYPE)[0])

@@ -46,6 +46,14 @@ class Kind(IntEnum):
     """To rank 0: the model is loaded."""
     FAILED = 6
     """To rank 0: it could not be."""
+    SWAP_ROOM = 7
+    """Make host memory for so many blocks."""
+    SWAP_OUT = 8
+    """Copy these blocks into these slots of it, and say DONE."""
+    SWAP_IN = 9
+    """Copy these slots into these blocks."""
+    DONE = 10
+    """To rank 0: the copies are made."""
 
 
 OnFrame = Callable[[Kind, bytes], None]

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from tandem.kv.cache import KvCache
+from tandem.kv.swap_memory import SwapMemory
 from tandem.model.executor import LayerHook, SequenceSlice, SliceOutput
 from tandem.model.grammar import GrammarCompiler
 from tandem.model.outputs import outputs_of, warm_up
 from tandem.model.spec import ModelSpec
-from tandem.ranks.batch_wire import pack_batch, pack_copies
+from tandem.ranks.batch_wire import pack_batch, pack_copies, pack_count
 from tandem.ranks.channel import Kind
 from tandem.ranks.hub import RankHub
 from tandem.ranks.loading import LoadedRank
@@ -25,6 +26,7 @@ class ParallelExecutor:
         """All ranks are ready."""
         self.hub = hub
         self._stage = own.stage
+        self._swap = SwapMemory(own.stage.cache, 0)
         self._grammars = GrammarCompiler(
             own.tokenizer_file, vocab_size=self.spec.vocab_size, eos_token_ids=self.spec.eos_token_ids
         )
@@ -64,6 +66,22 @@ class ParallelExecutor:
         """See `Executor.copy_blocks`."""
         self.hub.broadcast(Kind.COPY, pack_copies(sources, destinations))
         self.cache.copy_blocks(sources, destinations)
+
+    def open_swap(self, num_slots: int) -> None:
+        """See `Executor.open_swap`: every rank has memory for its own part of a block."""
+        self.hub.broadcast(Kind.SWAP_ROOM, pack_count(num_slots))
+        self._swap = SwapMemory(self.cache, num_slots)
+
+    def swap_out(self, blocks: Sequence[BlockId], slots: Sequence[BlockId]) -> None:
+        """See `Executor.swap_out`. Waits for all ranks: a peer may write into any of them next."""
+        self.hub.broadcast(Kind.SWAP_OUT, pack_copies(blocks, slots))
+        self._swap.copy_out(blocks, slots)
+        self.hub.wait_done()
+
+    def swap_in(self, slots: Sequence[BlockId], blocks: Sequence[BlockId]) -> None:
+        """See `Executor.swap_in`."""
+        self.hub.broadcast(Kind.SWAP_IN, pack_copies(slots, blocks))
+        self._swap.copy_in(slots, blocks)
 
     def warm_up(self) -> None:
         """See `outputs.warm_up`."""

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tandem.errors import TransportError
+from tandem.kv.swap_memory import SwapMemory
 from tandem.model.executor import LayerHook
 from tandem.model.stage import Stage
-from tandem.ranks.batch_wire import unpack_batch, unpack_copies
+from tandem.ranks.batch_wire import unpack_batch, unpack_copies, unpack_count
 from tandem.ranks.channel import Kind, RankChannel
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Follower:
 
     def __init__(self, stage: Stage, channel: RankChannel, *, on_lost: Callable[[TransportError], None]) -> None:
         self._stage = stage
+        self._swap = SwapMemory(stage.cache, 0)
         self._channel = channel
         self._on_lost = on_lost
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -73,6 +75,8 @@ class Follower:
             self._queue.put(lambda: self._run_batch(payload))
         elif kind is Kind.COPY:
             self._queue.put(lambda: self._stage.cache.copy_blocks(*unpack_copies(payload)))
+        elif kind in (Kind.SWAP_ROOM, Kind.SWAP_OUT, Kind.SWAP_IN):
+            self._queue.put(lambda: self._run_swap(kind, payload))
         elif kind is Kind.STOP:
             self._queue.put(None)
         else:
@@ -86,3 +90,12 @@ class Follower:
         hook = None if self._part is None else self._part.layer_hook()
         for _ in self._stage.run(unpack_batch(payload), hook):
             pass
+
+    def _run_swap(self, kind: Kind, payload: bytes) -> None:
+        if kind is Kind.SWAP_ROOM:
+            self._swap = SwapMemory(self._stage.cache, unpack_count(payload))
+        elif kind is Kind.SWAP_OUT:
+            self._swap.copy_out(*unpack_copies(payload))
+            self._channel.send(Kind.DONE)
+        else:
+            self._swap.copy_in(*unpack_copies(payload))

@@ -77,6 +77,8 @@ class RankHub:
         self._reports: dict[int, RankReport] = {}
         self._failure: TandemError | None = None
         self._is_lost = False
+        self._num_done = 0
+        """Answers that `wait_done` has not taken."""
         self._changed = threading.Condition()
         self._closing = False
         self._on_handoff: Callable[[int, bytes], None] | None = None
@@ -125,6 +127,15 @@ class RankHub:
     def send(self, rank: int, kind: Kind, payload: bytes = b"") -> None:
         """Sends a frame to one rank. Any thread. Raises LinkClosed when it is gone."""
         self._channels[rank].send(kind, payload)
+
+    def wait_done(self) -> None:
+        """Waits until every other rank has said DONE once more. Raises what ended one that is gone."""
+        with self._changed:
+            while self._num_done < self.num_ranks - 1:
+                if self._is_lost and self._failure is not None:
+                    raise self._failure
+                self._changed.wait()
+            self._num_done -= self.num_ranks - 1
 
     def close(self) -> None:
         """Lets the other ranks end, and waits for that. Idempotent."""
@@ -186,6 +197,8 @@ class RankHub:
                 self._reports[rank] = RankReport.unpack(payload)
             elif kind is Kind.FAILED:
                 self._failure = self._failure or _unpack_error(rank, payload)
+            elif kind is Kind.DONE:
+                self._num_done += 1
             self._changed.notify_all()
 
     def _on_end(self, rank: int, error: TransportError) -> None:

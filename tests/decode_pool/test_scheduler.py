@@ -7,7 +7,8 @@ from dataclasses import replace
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from decode_pool.scheduler import DecodeOutput, DecodePlan, DecodeScheduler
+from decode_pool.plan import DecodeOutput, DecodePlan
+from decode_pool.scheduler import DecodeScheduler
 from tandem.kv.prefix_pool import PrefixPool
 from tandem.types import FinishReason, RequestId
 from tests.factories import make_first, make_prefix, make_request, sampled
