@@ -348,7 +348,8 @@ class DecodeScheduler:
         """Asserts that exactly the groups RESERVED and DELIVERED hold blocks, and several of them only named ones."""
         self.pool.check_invariants()
         self.swap_space.check_invariants(self._groups.values())
-        assert is_safe([g.claim for g in self._groups.values() if g.num_held], self.pool.num_free)
+        coming = set(self._leaving).difference(*(g.counts for g in self._groups.values()))
+        assert is_safe([g.claim for g in self._groups.values() if g.num_held], self.pool.num_free + len(coming))
         references = Counter(self._leaving)
         for group in self._groups.values():
             counts = Counter(b for s in group.sequences.values() for b in s.block_ids)

@@ -331,6 +331,7 @@ def make_live_request(
     timeout_s: float = 30.0,
     num_choices: int = 1,
     salt: str | None = "",
+    priority: int = 0,
     **sampling: Any,
 ) -> Request:
     """Greedy, four tokens, on this process's clock. Without a salt nothing of the prompt is found or kept."""
@@ -342,6 +343,7 @@ def make_live_request(
         arrival_s=now,
         deadline_s=now + timeout_s,
         num_choices=num_choices,
+        priority=priority,
         prefix=None if salt is None else make_prefix(prompt, block_size=BLOCK_SIZE, salt=salt),
     )
 

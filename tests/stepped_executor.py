@@ -47,6 +47,11 @@ class SteppedExecutor:
         """Lets iterations run."""
         self._open.set()
 
+    def step(self) -> None:
+        """Lets the iteration that is stopped run, and stops the next one."""
+        self._open.set()
+        self._open.clear()
+
     def execute(
         self,
         batch: Sequence[SequenceSlice],
