@@ -2,7 +2,7 @@
 
 The banker's algorithm for one kind of resource (Dijkstra, EWD 623). A state is safe when there is an order in which
 each sequence can get all it may still want from what is free and what those before it give back. Grants that keep the
-state safe can never deadlock: somebody can always go on, without preemption and without dropping anyone.
+state safe can never deadlock: somebody can always go on, and nobody need be dropped or preempted for it.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ def needed_bytes(spec: ModelSpec, config: ClusterConfig) -> dict[str, int]:
         "weights": num_workers * num_parameters(spec) * DTYPE_BYTES[dtype],
         "KV pools": prefill.num_workers * layout.slab_bytes(prefill.num_blocks)
         + decode.num_workers * layout.slab_bytes(decode.num_blocks),
+        "swapped KV": decode.num_workers * layout.slab_bytes(decode.swap_blocks),
         "processes": num_ranks * PROCESS_BYTES + OTHERS_BYTES,
     }
 

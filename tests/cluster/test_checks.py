@@ -206,6 +206,7 @@ def test_every_worker_needs_weights_and_its_own_pool() -> None:
     needed = needed_bytes(spec, ClusterConfig())
     assert needed["weights"] == 2 * 134_515_008 * 4
     assert needed["KV pools"] == (1024 + 2048) * 30 * 24_576
+    assert needed["swapped KV"] == 256 * 30 * 24_576
 
 
 @pytest.mark.parametrize(("available", "state"), [(99, "problem"), (110, "warning"), (1000, "ok")])
