@@ -16,10 +16,14 @@ from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 
 def make_sampling(
-    *, max_tokens: int | None = None, temperature: float | None = None, seed: int | None = None
+    *,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    priority: int | None = None,
 ) -> common_pb2.SamplingParams:
     """Fields that are None take the router's defaults."""
-    return common_pb2.SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    return common_pb2.SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, priority=priority)
 
 
 def as_tandem_error(error: grpc.aio.AioRpcError, endpoint: str) -> TandemError:

@@ -20,6 +20,12 @@ TemperatureOption = Annotated[
 SeedOption = Annotated[
     int | None, typer.Option("--seed", min=0, max=2**64 - 1, help="The same seed gives the same answer.")
 ]
+PriorityOption = Annotated[
+    int | None,
+    typer.Option(
+        "--priority", min=-100, max=100, help="Lower comes first; a level is worth five seconds of waiting. Default 0."
+    ),
+]
 MessagesOption = Annotated[
     bool, typer.Option("--messages", help="With --json: the timings of each message of the KV transfer too.")
 ]
@@ -31,6 +37,7 @@ def generate(
     max_tokens: MaxTokensOption = 128,
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
+    priority: PriorityOption = None,
     as_json: JsonOption = False,
     messages: MessagesOption = False,
 ) -> None:
@@ -38,7 +45,7 @@ def generate(
     from cluster.client import make_sampling
     from cluster.generate import run_generate
 
-    sampling = make_sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    sampling = make_sampling(max_tokens=max_tokens, temperature=temperature, seed=seed, priority=priority)
     text = sys.stdin.read() if prompt == "-" else prompt
     asyncio.run(run_generate(access, text, sampling, as_json=as_json, with_messages=messages))
 

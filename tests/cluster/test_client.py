@@ -27,6 +27,7 @@ def test_a_url_is_no_endpoint() -> None:
     ("arguments", "value"),
     [
         (["generate", "x", "--seed", str(2**64)], str(2**64)),
+        (["generate", "x", "--priority", "-101"], "-101"),
         (["generate", "x", "--max-tokens", str(2**31)], str(2**31)),
         (["generate", "x", "--temperature", "hot"], "hot"),
         (["scale", "decode=99999999999"], "99999999999"),

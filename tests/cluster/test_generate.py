@@ -73,6 +73,16 @@ async def test_an_interrupted_answer_ends_its_line_and_exits_like_a_killed_progr
 
 
 @runs_async
+async def test_the_priority_reaches_the_pools() -> None:
+    dispatcher = saying("Hello.")
+    async with running(dispatcher) as router:
+        process = await started(router.grpc_address, "generate", "Hi", "--priority", "-3")
+        out, _ = await process.communicate()
+        assert (process.returncode, out.decode()) == (0, "Hello.\n")
+        assert [dispatch.request.priority for dispatch in dispatcher.dispatches] == [-3]
+
+
+@runs_async
 async def test_a_chat_says_when_an_answer_was_cut() -> None:
     async with running(scripted(tokenizer().encode("word " * LONG))) as router:
         process = await started(router.grpc_address, "chat", "--max-tokens", "3", stdin=subprocess.PIPE)
