@@ -65,7 +65,8 @@ class FirstOutput:
 
 _FILL = 4
 """An iteration that ends prompts takes parts of others only up to this fraction of its budget: they would lengthen it,
-and whoever waits for a first token gains nothing by them. Below it, a larger batch costs hardly more."""
+and whoever waits for a first token gains nothing by them. Below it, a larger batch costs hardly more. These parts and
+the iteration before, for whose end those prompts may have waited, have no more tokens together than one budget."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,15 +74,18 @@ class _Batch:
     """An iteration while it is put together."""
 
     budget: int
+    num_before: int
+    """Tokens of the iteration before."""
     chunks: list[Chunk] = field(default_factory=list)
 
     def room_for(self, sequence: PrefillSequence) -> int:
         """Most tokens of the next prompt in order; 0 ends the batch, so that nobody overtakes it here."""
         used = sum(chunk.num_tokens for chunk in self.chunks)
+        ending = sum(chunk.num_tokens for chunk in self.chunks if chunk.is_last)
         left = self.budget - used
-        if sequence.num_expected <= left or not any(chunk.is_last for chunk in self.chunks):
+        if sequence.num_expected <= left or not ending:
             return left
-        return max(0, self.budget // _FILL - used)
+        return max(0, min(self.budget // _FILL, ending + self.budget - self.num_before) - used)
 
 
 class PrefillScheduler:
@@ -104,6 +108,8 @@ class PrefillScheduler:
         self._lookahead = ticket_lookahead_tokens
         self._order = PrefillOrder(ageing_tokens_per_s=ageing_tokens_per_s)
         self._sequences: dict[RequestId, PrefillSequence] = {}
+        self._num_before = 0
+        """Tokens of the newest plan."""
         self._executing: frozenset[RequestId] = frozenset()
         self._released: set[RequestId] = set()
         """Released while the batch with them in it runs: freed at commit."""
@@ -187,7 +193,7 @@ class PrefillScheduler:
         """
         assert not self._executing, "the last plan has not been committed"
         budget = self._max_batch_tokens if most_tokens is None else min(most_tokens, self._max_batch_tokens)
-        batch = _Batch(budget=budget)
+        batch = _Batch(budget=budget, num_before=self._num_before)
         has_blocks = True
         for sequence in self._order.sort(s for s in self._sequences.values() if s.may_run):
             room = batch.room_for(sequence)
@@ -201,7 +207,9 @@ class PrefillScheduler:
                 continue
             batch.chunks.append(self._chunk(sequence, min(room, sequence.num_left), loads))
         self._executing = frozenset(chunk.request.request_id for chunk in batch.chunks)
-        return PrefillPlan(chunks=tuple(batch.chunks))
+        plan = PrefillPlan(chunks=tuple(batch.chunks))
+        self._num_before = plan.num_tokens
+        return plan
 
     def _start(self, sequence: PrefillSequence) -> range | None:
         """Gives a prompt all its blocks: which of them are to be loaded, or None when there are not enough."""

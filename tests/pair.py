@@ -78,6 +78,8 @@ class PairOptions:
     swap_blocks: int = 64
     growth_tokens: int = 256
     max_batch_sequences: int = 16
+    chunk_tokens: int = CHUNK_TOKENS
+    max_iteration_s: float = 0.0
     lease_s: float = 10.0
     """Short only where a test waits for its end: a busy machine can hold up a renewal for a second."""
     max_resends: int = 1
@@ -238,7 +240,8 @@ async def _prefill_worker(
         key=options.prefill_key,
         transport=transport,
         limits=PrefillLimits(
-            max_batch_tokens=CHUNK_TOKENS,
+            max_batch_tokens=options.chunk_tokens,
+            max_iteration_s=options.max_iteration_s,
             max_batch_sequences=options.max_batch_sequences,
             ticket_lookahead_tokens=4 * CHUNK_TOKENS,
             ageing_tokens_per_s=50.0,

@@ -154,6 +154,8 @@ def test_an_offer_that_waits_for_blocks_is_a_waiting_reservation(gqa: Path) -> N
         for legs in (first, second):
             legs.decode.close()
             legs.prefill.close()
+        registry = pair.decode.metrics.registry
+        await until(lambda: registry.get_sample_value("tandem_decode_requests_total", {"code": "cancelled"}) == 2)
         pair.decode_executor.go()
         await pair.settled()
         decode = (await scrape_both(pair))["decode worker"]
