@@ -164,3 +164,54 @@ def test_nobody_is_at_the_address_of_a_worker_that_is_gone() -> None:
         port = hub.port
     with pytest.raises(TransportError):
         connect((HOST, port), CLUSTER_KEY, 1)
+
+
+class Waiting:
+    """`hub.wait_done` on a thread."""
+
+    def __init__(self, hub: RankHub) -> None:
+        self.errors: list[TandemError] = []
+        self._hub = hub
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._hub.wait_done()
+        except TandemError as exc:
+            self.errors.append(exc)
+
+
+def test_rank_0_waits_until_every_rank_is_done() -> None:
+    with a_hub(3) as (hub, _):
+        followers = [Follower(hub, rank) for rank in (1, 2)]
+        for rank, follower in enumerate(followers, start=1):
+            follower.ready(rank)
+        hub.wait_ready()
+        for _ in range(2):
+            waiting = Waiting(hub)
+            followers[0].channel.send(Kind.DONE)
+            followers[0].channel.send(Kind.READY, RankReport(rank=1, address=b"", weights_bytes=0, load_s=0.0).pack())
+            with hub._changed:
+                assert hub._changed.wait_for(lambda: hub.addresses[0] == b"", WAIT_S), "the frames were not heard"
+            assert waiting.thread.is_alive()
+            followers[1].channel.send(Kind.DONE)
+            waiting.thread.join(WAIT_S)
+            assert not waiting.thread.is_alive()
+            assert waiting.errors == []
+            followers[0].ready(1)
+            with hub._changed:
+                assert hub._changed.wait_for(lambda: hub.addresses[0] == b"there", WAIT_S)
+
+
+def test_rank_0_does_not_wait_for_one_that_is_gone() -> None:
+    with a_hub(2) as (hub, losses):
+        follower = Follower(hub, 1)
+        follower.ready(1)
+        hub.wait_ready()
+        waiting = Waiting(hub)
+        follower.channel.close()
+        waiting.thread.join(WAIT_S)
+        assert not waiting.thread.is_alive()
+        assert [type(error) for error in waiting.errors] == [WorkerUnavailable]
+        assert losses.happened.wait(WAIT_S)
