@@ -348,7 +348,7 @@ class Worker:
         assert self.scheduler.swap_space.num_free == self.scheduler.swap_space.num_slots
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_whatever_happens_all_end_with_their_own_kv_and_nothing_is_left_in_either_memory(data: st.DataObject) -> None:
     worker = Worker(
