@@ -20,6 +20,8 @@ from tests.pair import Pair, PairOptions, make_prompt, running_pair, until
 
 HASH = Path("hash")
 SHORT_TOKENS = 60
+HOUR_S = 3600.0
+"""The clock runs ahead of the one that deadlines are given on."""
 
 
 class Clock:
@@ -94,7 +96,7 @@ def test_an_iteration_has_as_many_tokens_as_the_measured_speed_allows(clock: Clo
     prompt = make_prompt(2000)
 
     async def use(pair: Pair, executor: Counted) -> None:
-        assert await pair.run(prompt, max_tokens=1) == expected(prompt, 1)
+        assert await pair.run(prompt, max_tokens=1, timeout_s=HOUR_S) == expected(prompt, 1)
         unmeasured, *measured, rest = executor.num_tokens
         assert unmeasured == 512
         assert set(measured) == {50}
@@ -106,10 +108,10 @@ def test_an_iteration_has_as_many_tokens_as_the_measured_speed_allows(clock: Clo
 
 def test_a_worker_that_has_become_slower_takes_fewer_tokens(clock: Clock) -> None:
     async def use(pair: Pair, executor: Counted) -> None:
-        await pair.run(make_prompt(800), max_tokens=1)
+        await pair.run(make_prompt(800), max_tokens=1, timeout_s=HOUR_S)
         executor.batches.clear()
         executor.token_s *= 2
-        await pair.run(make_prompt(800, seed=1), max_tokens=1)
+        await pair.run(make_prompt(800, seed=1), max_tokens=1, timeout_s=HOUR_S)
         first, *others = executor.num_tokens
         assert first == 50
         assert others[10:-1] == [25] * len(others[10:-1])
@@ -124,11 +126,11 @@ def test_beside_a_prompt_of_4000_tokens_a_short_one_waits_for_no_more_than_one_b
     async def use(pair: Pair, executor: Counted) -> None:
         stepped = pair.prefill_executor
         stepped.stop()
-        running = asyncio.create_task(pair.run(long, max_tokens=1))
+        running = asyncio.create_task(pair.run(long, max_tokens=1, timeout_s=HOUR_S))
         for short in shorts:
             await until(stepped.stopped.is_set)
             first = len(executor.batches)
-            waiting = asyncio.create_task(pair.run(short, max_tokens=1))
+            waiting = asyncio.create_task(pair.run(short, max_tokens=1, timeout_s=HOUR_S))
             await until(lambda: len(pair.prefill.scheduler) == 2)
             while not waiting.done():
                 if stepped.stopped.is_set():
