@@ -64,9 +64,10 @@ class FirstOutput:
 
 
 _FILL = 4
-"""An iteration that ends prompts takes parts of others only up to this fraction of its budget: they would lengthen it,
-and whoever waits for a first token gains nothing by them. Below it, a larger batch costs hardly more. These parts and
-the iteration before, for whose end those prompts may have waited, have no more tokens together than one budget."""
+"""An iteration that ends prompts takes parts of others, the last ones too, only up to this fraction of its budget: they
+would lengthen it, and whoever waits for a first token gains nothing by them. Below it, a larger batch costs hardly
+more. These parts and the iteration before, for whose end those prompts may have waited, have no more tokens together
+than one budget."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -83,7 +84,8 @@ class _Batch:
         used = sum(chunk.num_tokens for chunk in self.chunks)
         ending = sum(chunk.num_tokens for chunk in self.chunks if chunk.is_last)
         left = self.budget - used
-        if sequence.num_expected <= left or not ending:
+        is_whole = sequence.phase < Phase.RUNNING and sequence.num_expected <= left
+        if is_whole or not ending:
             return left
         return max(0, min(self.budget // _FILL, ending + self.budget - self.num_before) - used)
 
