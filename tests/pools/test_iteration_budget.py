@@ -132,11 +132,10 @@ def test_beside_a_prompt_of_4000_tokens_a_short_one_waits_for_no_more_than_one_b
             first = len(executor.batches)
             waiting = asyncio.create_task(pair.run(short, max_tokens=1, timeout_s=HOUR_S))
             await until(lambda: len(pair.prefill.scheduler) == 2)
-            while not waiting.done():
-                if stepped.stopped.is_set():
-                    stepped.stopped.clear()
-                    stepped.step()
-                await asyncio.sleep(0.002)
+            for _ in range(2):
+                await until(stepped.stopped.is_set)
+                stepped.stopped.clear()
+                stepped.step()
             assert await waiting == expected(short, 1)
             waited = list(itertools.takewhile(lambda batch: SHORT_TOKENS not in batch, executor.batches[first:]))
             own = executor.batches[first + len(waited)]

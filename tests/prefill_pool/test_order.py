@@ -59,6 +59,16 @@ def test_a_long_prompt_fills_an_iteration_that_ends_a_short_one_only_to_a_quarte
     assert [(c.request.request_id, c.num_tokens) for c in plan.chunks] == [("short", 6), ("long", 10)]
 
 
+def test_neither_a_part_nor_the_rest_of_a_long_prompt_follows_a_whole_iteration_into_the_one_of_a_short_one() -> None:
+    for num_long, num_short in ((100, 2), (25, 4)):
+        scheduler = make_scheduler(budget=16)
+        scheduler.add(make_request("long", num_prompt_tokens=num_long), destination=None)
+        assert run(scheduler)[0].num_tokens == 16
+        scheduler.add(make_request("short", num_prompt_tokens=num_short), destination=None)
+        assert names(run(scheduler)[0]) == ["short"]
+        assert names(run(scheduler)[0]) == ["long"]
+
+
 def test_an_overtaken_prompt_keeps_its_blocks_and_goes_on_where_it_was() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request("long", num_prompt_tokens=100), destination=None)
