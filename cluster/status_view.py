@@ -21,7 +21,7 @@ _SPEEDS: tuple[tuple[int, tuple[str, ...], int], ...] = (
     (_WIDE, ("probed", "moved", "µs"), 46),
     (0, ("GB/s*", "µs*"), 40),
 )
-"""Columns of the console, those of the link table that say how quick a link is (* is probed), and what a row of it needs
+"""Columns of the console, those of the link table that say how quick a link is (*: probed), and what a row of it needs
 beside names and transport."""
 
 

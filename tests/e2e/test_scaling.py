@@ -197,7 +197,8 @@ def test_when_the_only_worker_of_a_pool_dies_it_is_told_and_shown_and_requests_w
             shown = await until(cluster, lambda status: [w.state for w in workers_of(status, "decode")] == ["lost"])
             assert shown.model == before.model
             assert [link for worker in workers_of(shown, "prefill") for link in worker.links] == []
-            assert f"worker {victim.worker_id} died (process {victim.pid}), starting it again" in cluster.log.read_text()
+            told = f"worker {victim.worker_id} died (process {victim.pid}), starting it again"
+            assert told in cluster.log.read_text()
             assert {tuple(answer.tokens) for answer in await answers} == {golden["length_33"]}
 
     run(scenario())
