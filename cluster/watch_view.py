@@ -92,7 +92,7 @@ def headline(status: ClusterStatus) -> Text:
         head.append(" · no controller: sizes do not change, lost workers are not replaced", style="yellow")
     missing = [pool.role for pool in status.pools if pool.desired and not pool.num_ready]
     if missing:
-        head.append(f" · no {' and no '.join(missing)} worker is ready: requests wait", style="yellow")
+        head.append(f" · no {' and no '.join(missing)} worker is ready", style="yellow")
     return head
 
 
