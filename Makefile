@@ -93,6 +93,7 @@ chart: install
 helm-tools: install
 	@$(BIN)/python -m tools.get_helm .tools
 	@$(BIN)/python -m tools.get_promtool .tools
+	@echo "in .tools/bin: $$(ls .tools/bin | xargs); as in .tools/bin/helm version"
 
 helm-check: install
 	$(BIN)/python -m tools.chart --check

@@ -46,7 +46,7 @@ def stats(access: Access, as_json: JsonOption = False) -> None:
 
 
 def hottest(access: Access, limit: LimitOption = 20, as_json: JsonOption = False) -> None:
-    """Show the most used prefixes in the nodes' memory, each by the name of its last block."""
+    """Show the prefixes in the nodes' memory that were loaded most often, each by the name of its last block."""
     from cluster.cache_view import print_prefixes
 
     _show(_ask(access, lambda client: client.hottest(limit)), print_prefixes, as_json=as_json)
@@ -109,10 +109,13 @@ def verify(
         raise typer.Exit(1)
 
 
+PIN_EXAMPLE = "You are the assistant of a small library. Answer in one short sentence and name the book you mean."
+"""More than one block of tokens: less is not kept."""
+
 COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "stats": (stats, "--json"),
     "list": (hottest, "--limit 50"),
-    "pin": (pin, "'You are a helpful assistant.'"),
+    "pin": (pin, f"'{PIN_EXAMPLE}'"),
     "unpin": (unpin, "--block 0f1e2d3c4b5a69788796a5b4c3d2e1f0"),
     "clear": (clear, "--yes"),
     "verify": (verify, "--timeout 3600"),
@@ -143,7 +146,10 @@ def _show(answer: R, draw: Callable[[R, Console], None], *, as_json: bool) -> No
 def _done(answer: Done, draw: Callable[[Done, Console], None], *, as_json: bool) -> None:
     """Raises ClusterError where it was not done everywhere."""
     _show(answer, draw, as_json=as_json)
-    failures = [f"{node.node}: {node.error}" for node in answer.nodes if node.error]
+    from cluster.short_ids import short_ids
+
+    short = short_ids(node.node for node in answer.nodes)
+    failures = [f"{short[node.node]}: {node.error}" for node in answer.nodes if node.error]
     failures += [f"{worker.worker_id}: {worker.error}" for worker in getattr(answer, "workers", ()) if worker.error]
     if failures:
         raise ClusterError("not done everywhere: " + "; ".join(failures))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from cluster.short_ids import short_ids
 from cluster.status_view import make_table
 from cluster.timeline import data_size
 from router.cache_reports import NO_STORES, NOT_KEPT
 from tandem.rpc.tandem.v1 import inference_pb2
+
+DISK_SIZE = "disk: what blocks may take; the rest of prefix_store.disk_bytes is room to empty files and write them anew"
 
 
 def print_stats(stats: inference_pb2.CacheStats, console: Console) -> None:
@@ -19,22 +22,26 @@ def print_stats(stats: inference_pb2.CacheStats, console: Console) -> None:
         console.print(NO_STORES if stats.is_enabled else NOT_KEPT, soft_wrap=True)
     if stats.nodes:
         console.print(_tier_table(stats.nodes, console.width))
+        if any(tier.tier == "disk" for node in stats.nodes for tier in node.tiers):
+            console.print(DISK_SIZE, soft_wrap=True, style="dim")
     elif stats.has_stores:
         console.print("no prefix store is there yet")
+    short = short_ids(node.node for node in stats.nodes)
     for node in stats.nodes:
         if node.error:
-            console.print(f"{node.node}: {node.error}", markup=False, soft_wrap=True)
+            console.print(f"{short[node.node]}: {node.error}", markup=False, soft_wrap=True)
     console.print(_worker_table(stats.workers, console.width))
 
 
-def _tier_table(nodes: Iterable[inference_pb2.NodeCache], width: int) -> Table:
+def _tier_table(nodes: Sequence[inference_pb2.NodeCache], width: int) -> Table:
+    short = short_ids(node.node for node in nodes)
     columns = ("node", "tier", "blocks", "size", "pinned", "hits", "misses", "hit rate", "evicted", "damaged")
     table = make_table(width, *columns)
     for node in nodes:
         for tier in node.tiers:
             wanted = tier.num_hits + tier.num_misses
             table.add_row(
-                node.node,
+                short[node.node],
                 tier.tier,
                 f"{tier.num_blocks}/{tier.capacity_blocks}" if tier.capacity_blocks else "-",
                 f"{data_size(tier.num_bytes)}/{data_size(tier.capacity_bytes)}" if tier.capacity_blocks else "-",
@@ -60,18 +67,23 @@ def _worker_table(workers: Iterable[inference_pb2.WorkerCache], width: int) -> T
 
 
 def print_prefixes(answer: inference_pb2.CachedPrefixes, console: Console) -> None:
-    """A row for each; the tenant is the hash of its salt."""
+    """A row for each. `loads` counts how often it was read from there: a worker that has it itself need not.
+
+    The tenant is the hash of its salt.
+    """
     if answer.prefixes:
-        table = make_table(console.width, "block", "tokens", "uses", "pinned", "tenant", "nodes")
+        short = short_ids(node for prefix in answer.prefixes for node in prefix.nodes)
+        table = make_table(console.width, "block", "tokens", "loads", "pinned", "tenant", "nodes")
         for prefix in answer.prefixes:
             pinned, tokens = "yes" if prefix.is_pinned else "", str(prefix.num_tokens or "-")
-            nodes = ", ".join(prefix.nodes)
+            nodes = ", ".join(short[node] for node in prefix.nodes)
             table.add_row(prefix.block, tokens, str(prefix.num_uses), pinned, prefix.tenant, nodes)
         console.print(table)
     else:
         console.print("no node's memory has a prefix now")
+    failed = short_ids(node.node for node in answer.failures)
     for node in answer.failures:
-        console.print(f"{node.node} did not answer: {node.error}", markup=False, soft_wrap=True)
+        console.print(f"{failed[node.node]} did not answer: {node.error}", markup=False, soft_wrap=True)
 
 
 def print_pinned(answer: inference_pb2.PrefixAnswer, console: Console) -> None:
@@ -86,14 +98,16 @@ def print_unpinned(answer: inference_pb2.PrefixAnswer, console: Console) -> None
 
 def _print_prefix(answer: inference_pb2.PrefixAnswer, console: Console, *, what: str) -> None:
     of = f" of {answer.num_blocks}" if answer.num_blocks else ""
+    short = short_ids(node.node for node in answer.nodes)
     for node in answer.nodes:
         if node.num_blocks:
-            console.print(f"{node.node}: {what} {node.num_blocks}{of} blocks", markup=False, soft_wrap=True)
+            console.print(f"{short[node.node]}: {what} {node.num_blocks}{of} blocks", markup=False, soft_wrap=True)
 
 
 def print_cleared(answer: inference_pb2.ClearCacheAnswer, console: Console) -> None:
     """A line for each node and worker."""
-    done = [(node.node, node.num_blocks, node.error) for node in answer.nodes]
+    short = short_ids(node.node for node in answer.nodes)
+    done = [(short[node.node], node.num_blocks, node.error) for node in answer.nodes]
     done += [(worker.worker_id, worker.num_blocks, worker.error) for worker in answer.workers]
     for name, num_blocks, error in done:
         if not error:
@@ -102,7 +116,8 @@ def print_cleared(answer: inference_pb2.ClearCacheAnswer, console: Console) -> N
 
 def print_verified(answer: inference_pb2.VerifyCacheAnswer, console: Console) -> None:
     """A line for each node."""
+    short = short_ids(node.node for node in answer.nodes)
     for node in answer.nodes:
         if not node.error:
             found = f"{node.num_damaged} damaged, removed" if node.num_damaged else "all whole"
-            console.print(f"{node.node}: read {node.num_checked} blocks, {found}", markup=False, soft_wrap=True)
+            console.print(f"{short[node.node]}: read {node.num_checked} blocks, {found}", markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, get_args
 
 import typer
 
@@ -30,6 +30,7 @@ from cluster.pool_commands import drain, restart, scale
 from cluster.router_command import router
 from cluster.serve import StoppedBySignal
 from cluster.start_command import start
+from tandem.config import TransportName
 from tandem.errors import ConfigError, TandemError
 
 if TYPE_CHECKING:
@@ -47,10 +48,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+TRANSPORTS = get_args(TransportName)
 ModelOption = Annotated[str | None, typer.Option("--model", help="A known model's name, a .gguf file or a directory.")]
 PrefillOption = Annotated[int | None, typer.Option("--prefill", help="Prefill workers.")]
 DecodeOption = Annotated[int | None, typer.Option("--decode", help="Decode workers.")]
-TransportOption = Annotated[str | None, typer.Option("--transport", help="How KV moves: ucx or shm.")]
+TransportOption = Annotated[str | None, typer.Option("--transport", help=f"How KV moves: {', '.join(TRANSPORTS)}.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show all logs and where the start-up time goes.")]
 
 

@@ -34,12 +34,20 @@ def _read(path: Path) -> ClusterConfig:
     except OSError as exc:
         raise ConfigError(f"the configuration {path} cannot be read: {exc.strerror}") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        detail = " ".join(str(exc).split())
-        raise ConfigError(f"the configuration {path} is not YAML or JSON: {detail}") from exc
+        raise ConfigError(f"the configuration {path} is not YAML or JSON: {_what(exc)}") from exc
     try:
         return from_mapping({} if document is None else document)
     except ConfigError as exc:
         raise ConfigError(f"{path}: {exc.message}", param=exc.param) from exc
+
+
+def _what(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """Where it stopped making sense, counted from 1, and why."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark = error.problem_mark
+    why = ", ".join(part for part in (error.problem, error.context) if part)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {why}"
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:

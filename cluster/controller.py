@@ -15,17 +15,29 @@ from redis.exceptions import RedisError
 
 from cluster.controller_settings import ControllerEvents, ControllerSettings
 from cluster.desired import DesiredView
+from cluster.losses import Losses
 from cluster.operations import Operations
 from cluster.placement import Selector, WorkerPlacement, choose_cores
 from cluster.pool_memory import FoundWorker, Registered
 from cluster.pools import Pools
-from cluster.scaling import Action, Drain, Forget, Goal, ObservedPool, Start, Stop, WorkerState, reconcile
+from cluster.scaling import (
+    Action,
+    Drain,
+    Forget,
+    Goal,
+    ObservedPool,
+    ObservedWorker,
+    Start,
+    Stop,
+    WorkerState,
+    reconcile,
+)
 from tandem.errors import TandemError
 from tandem.observability.controller_metrics import ControllerMetrics
-from tandem.pool_state import PoolState
+from tandem.pool_state import PoolState, SeenWorker
 from tandem.registry import Registry, WorkerRecord
 from tandem.tasks import cancel_all
-from tandem.types import Epoch, Role, WorkerId
+from tandem.types import Role
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +73,7 @@ class Controller:
             on_over=self._wake.set,
         )
         self._records: list[WorkerRecord] = []
-        self._epochs: dict[WorkerId, Epoch] = {}
+        self._losses = Losses(self._events.note)
         self._acting = False
         self._settle_until_s = 0.0
         self._ending = False
@@ -177,6 +189,7 @@ class Controller:
     async def _reconcile(self) -> None:
         if not await self._desired.refresh():
             self._unsettle()
+        leaving = self._operations.leaving
         found = await self._pools.find()
         records = await self._read_records()
         if not self._is_settled(found, records):
@@ -185,11 +198,25 @@ class Controller:
         observed = self._observe(found, records)
         for action in reconcile(goals, observed, time.monotonic(), limits=self._settings.limits):
             await self._carry_out(action)
-        for role, pool in observed.items():
-            for worker in pool.workers:
-                if worker.state in (WorkerState.STARTING, WorkerState.LOST):
-                    self._operations.wait(role, worker.worker_id)
+        workers = [worker for pool in observed.values() for worker in pool.workers]
+        for worker in workers:
+            if worker.state in (WorkerState.STARTING, WorkerState.LOST):
+                self._operations.wait(worker.role, worker.worker_id)
+        lost = [worker.worker_id for worker in workers if worker.state is WorkerState.LOST]
+        self._losses.missed(set(lost) - leaving)  # what was taken away meanwhile looks like it
+        await self._show(workers)
         self._report(goals, observed)
+
+    async def _show(self, workers: Sequence[ObservedWorker]) -> None:
+        """Routers tell of workers that are not registered, and wait for them."""
+        seen = [
+            SeenWorker(worker_id=w.worker_id, role=w.role, state=w.state.value, generation=w.generation)
+            for w in workers
+        ]
+        try:
+            await self._state.show(seen)
+        except RedisError as exc:
+            logger.warning("what the controller sees was not written, Redis is away: %s", exc)
 
     async def _read_records(self) -> list[WorkerRecord]:
         try:
@@ -197,11 +224,7 @@ class Controller:
         except RedisError as exc:
             logger.warning("Redis is away, keeping the last known workers: %s", exc)
             self._unsettle()
-        epochs = {record.worker_id: record.epoch for record in self._records}
-        for record in self._records:
-            if self._epochs.get(record.worker_id, record.epoch) < record.epoch:
-                self._events.note(f"worker {record.worker_id} died and is back (process {record.pid})")
-        self._epochs = epochs
+        self._losses.registered(self._records)
         return self._records
 
     def _is_settled(self, found: Sequence[FoundWorker], records: Sequence[WorkerRecord]) -> bool:

@@ -23,6 +23,7 @@ from cluster.controller_process import ControllerProcess
 from cluster.embedded_redis import EmbeddedRedis, check_redis
 from cluster.events import ModelInfo, Phase, Progress, SilentProgress, WorkerInfo
 from cluster.head import HeadOptions, RayHead
+from cluster.leftovers import remove_leftovers, temp_parents
 from cluster.patience import PATIENCE_S, patiently
 from cluster.pools import WORKER_CLASSES
 from cluster.process_settings import ProcessSettings
@@ -115,6 +116,9 @@ class ClusterLauncher:
         """
         self._began = time.monotonic()
         provide_key(self._config, kept=self._head_options.joinable)
+        if not self._head_options.joinable:
+            for path in await asyncio.to_thread(remove_leftovers, temp_parents()):
+                self._progress.note(f"removed {path}: the cluster that made it was killed")
         self._run_dir = make_temp_dir("run")
         try:
             async with asyncio.timeout(self._start_timeout_s):

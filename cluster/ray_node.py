@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,20 @@ _NO_GRACE_S = 0.3
 """The same for a node that never stood, or has died: Ray's agents notice that only after ten seconds."""
 _LONGEST_TEMP_DIR = 40
 """Unix socket paths end at 107 bytes, and Ray's session adds about 65 to the directory."""
+_LONGEST_NAME = len("/tandem-ray-4194304-12345678")
 _COMMAND = (sys.executable, "-m", "cluster.run_ray_node")
 
 
 def short_temp_dir() -> Path:
     """A new directory whose path is short enough for Ray's sockets."""
-    path = make_temp_dir("ray")
-    if len(str(path)) <= _LONGEST_TEMP_DIR or not Path("/tmp").is_dir():
-        return path
-    path.rmdir()
-    return make_temp_dir("ray", parent=Path("/tmp"))
+    return make_temp_dir("ray", parent=ray_parent())
+
+
+def ray_parent() -> Path:
+    """Where it lies: the usual place for such, or /tmp where that has too long a path."""
+    usual, short = Path(tempfile.gettempdir()), Path("/tmp")
+    fits = len(str(usual)) + _LONGEST_NAME <= _LONGEST_TEMP_DIR
+    return usual if fits or not short.is_dir() else short
 
 
 class RayNode:

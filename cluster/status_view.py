@@ -10,14 +10,19 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.timeline import data_size
-from cluster.watch_view import ROLES, headline, pool_of, short_transport
+from cluster.watch_view import ROLES, headline, pool_of, short_transport, state_of
 from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, WorkerStatus
 
 _WIDE = 80
 """Columns from which there is air between those of a table."""
 _FEWEST_CHARS = 8
-_OTHER_LINK_CHARS = 38
-"""What a row of the link table needs beside names and transport."""
+_SPEEDS: tuple[tuple[int, tuple[str, ...], int], ...] = (
+    (100, ("probed GB/s", "moved GB/s", "probed µs"), 57),
+    (_WIDE, ("probed", "moved", "µs"), 46),
+    (0, ("GB/s*", "µs*"), 40),
+)
+"""Columns of the console, those of the link table that say how quick a link is (*: probed), and what a row of it needs
+beside names and transport."""
 
 
 def as_data(message: Message) -> dict[str, Any]:
@@ -74,19 +79,25 @@ def _worker_table(status: ClusterStatus, width: int) -> Table:
     table = make_table(width, "worker", "state", "blocks", "run", "wait", "KV", "address")
     for w in status.workers:
         counts = (_blocks([w]), str(w.num_running), str(w.num_waiting))
-        table.add_row(w.worker_id, w.state, *counts, w.transport or "-", w.address)
+        table.add_row(w.worker_id, state_of(w), *counts, w.transport or "-", w.address or "-")
     return table
 
 
 def _link_table(status: ClusterStatus, width: int) -> Table:
-    table = make_table(width, "link", "over", "sent", "msgs", "GB/s", "µs")
+    """What was probed, with a large and a small message, when the link was opened; and what requests moved so far, by
+    the time in which a message was under way: with little traffic, that is mostly waiting for the next layer.
+    """
+    columns, taken = next((columns, taken) for least, columns, taken in _SPEEDS if width >= least)
+    table = make_table(width, "link", "over", "sent", "msgs", *columns)
     for worker in status.workers:
         for link in worker.links:
             name = f"{worker.worker_id} → {link.peer_worker_id}"
-            speed = f"{link.probed_bytes_per_s / 1e9:.3g}" + ("!" if link.slow else "")
-            over = short_transport(link, max(_FEWEST_CHARS, width - len(name) - _OTHER_LINK_CHARS))
+            probed = f"{link.probed_bytes_per_s / 1e9:.3g}" + ("!" if link.slow else "")
+            moved = f"{link.bytes_per_s / 1e9:.2g}" if link.bytes_per_s else "-"
+            over = short_transport(link, max(_FEWEST_CHARS, width - len(name) - taken))
             latency = f"{link.latency_s * 1e6:.0f}"
-            table.add_row(name, over, data_size(link.num_bytes), str(link.num_messages), speed, latency)
+            speeds = (probed, moved, latency) if len(columns) > 2 else (probed, latency)
+            table.add_row(name, over, data_size(link.num_bytes), str(link.num_messages), *speeds)
     return table
 
 
@@ -97,5 +108,5 @@ def _details(status: ClusterStatus) -> Iterator[str]:
         yield f"{w.worker_id}: process {w.pid}{at}, cores {cores}, {w.num_handoffs} handoffs, {w.metrics_url}"
         yield f"{w.worker_id}: computes on {w.compute or 'what it did not say'}"
         for link in w.links:
-            busy = f"{link.bytes_per_s / 1e9:.3g} GB/s while busy" if link.bytes_per_s else "not used yet"
+            busy = f"moved {link.bytes_per_s / 1e9:.3g} GB/s while busy" if link.bytes_per_s else "not used yet"
             yield f"{w.worker_id} → {link.peer_worker_id}: {link.transport} negotiated {link.detail}; {busy}"

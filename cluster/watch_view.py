@@ -52,19 +52,23 @@ def rates(before: Look | None, now: Look) -> Rates:
     link_bytes: dict[tuple[str, str], float] = {}
     for old, new in _same_workers(before.status, now.status):
         tokens[new.worker_id] = (new.num_tokens - old.num_tokens) / elapsed_s
-        old_bytes = {link.peer_worker_id: link.num_bytes for link in old.links}
+        old_bytes = {(link.peer_worker_id, link.peer_epoch): link.num_bytes for link in old.links}
         for link in new.links:
-            sent = link.num_bytes - old_bytes.get(link.peer_worker_id, 0)
+            sent = link.num_bytes - old_bytes.get((link.peer_worker_id, link.peer_epoch), 0)
             link_bytes[new.worker_id, link.peer_worker_id] = max(0, sent) / elapsed_s
     return Rates(tokens=tokens, link_bytes=link_bytes)
 
 
 def _same_workers(before: ClusterStatus, now: ClusterStatus) -> Iterator[tuple[WorkerStatus, WorkerStatus]]:
     """Pairs of one incarnation that answered both times."""
-    old = {(w.worker_id, w.epoch): w for w in before.workers if w.state != "unreachable"}
+    old = {(w.worker_id, w.epoch): w for w in before.workers if _has_counters(w)}
     for worker in now.workers:
-        if worker.state != "unreachable" and (worker.worker_id, worker.epoch) in old:
+        if _has_counters(worker) and (worker.worker_id, worker.epoch) in old:
             yield old[worker.worker_id, worker.epoch], worker
+
+
+def _has_counters(worker: WorkerStatus) -> bool:
+    return worker.epoch > 0 and worker.state != "unreachable" and not worker.is_late
 
 
 def render(before: Look | None, now: Look, *, note: str = "") -> Group:
@@ -86,7 +90,15 @@ def headline(status: ClusterStatus) -> Text:
         head.append(" · shutting down: new requests are refused", style="yellow")
     elif not status.has_controller and status.pools:
         head.append(" · no controller: sizes do not change, lost workers are not replaced", style="yellow")
+    missing = [pool.role for pool in status.pools if pool.desired and not pool.num_ready]
+    if missing:
+        head.append(f" · no {' and no '.join(missing)} worker is ready", style="yellow")
     return head
+
+
+def state_of(worker: WorkerStatus) -> str:
+    """Its state; "?" says that it did not answer in time, and that its numbers are those of its last heartbeat."""
+    return worker.state + ("?" if worker.is_late else "")
 
 
 def short_transport(link: LinkStatus, max_chars: int) -> str:
@@ -120,7 +132,7 @@ def _workers(status: ClusterStatus, measured: Rates) -> Table:
     table = Table("worker", "state", "node", "blocks", "", "running", "waiting", "tokens/s", box=None, pad_edge=False)
     for w in status.workers:
         used = w.num_blocks - w.num_free_blocks
-        state = Text(w.state, style="" if w.state == "ready" else "yellow")
+        state = Text(state_of(w), style="" if w.state == "ready" else "yellow")
         shown = f"{used}/{w.num_blocks}"
         rate = _rate(measured.tokens.get(w.worker_id))
         counts = (str(w.num_running), str(w.num_waiting))
@@ -137,7 +149,7 @@ def bar(used: int, total: int) -> Text:
 
 
 def _links(status: ClusterStatus, measured: Rates) -> Table:
-    table = Table("link", "transport", "sent", "now", "while moving", box=None, pad_edge=False)
+    table = Table("link", "transport", "sent", "moved now", "moved while busy", box=None, pad_edge=False)
     for worker in status.workers:
         for link in worker.links:
             now = measured.link_bytes.get((worker.worker_id, link.peer_worker_id))

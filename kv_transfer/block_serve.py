@@ -104,7 +104,7 @@ class PeerServicer(store_pb2_grpc.PrefixStorePeerServicer):
         left_s = max(0.1, fetch.expires_s - time.time())
         try:
             async with asyncio.timeout(left_s):
-                link, _ = await self._links.get(fetch.destination, fetch.address)
+                link, _ = await self._links.get(fetch.destination, fetch.address, epoch=fetch.destination_epoch)
         except TimeoutError as exc:
             raise TransportError(f"{fetch.destination} cannot be reached within {left_s:.1f} s") from exc
         key = link_key(self._key, fetch.claims())

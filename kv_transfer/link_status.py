@@ -1,4 +1,7 @@
-"""A prefill worker's links as its status and metrics show them: one entry for each peer, whichever ranks they join."""
+"""A prefill worker's links as its status and metrics show them: one entry for each peer, whichever ranks they join.
+
+A peer is an incarnation: once there is a link to a worker's successor, those to the earlier one are not shown.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ def link_status(open_link: OpenLink) -> inference_pb2.LinkStatus:
     stats = open_link.stats()
     return inference_pb2.LinkStatus(
         peer_worker_id=open_link.worker_id,
+        peer_epoch=open_link.epoch,
         transport=open_link.link.transport,
         detail=open_link.link.detail,
         num_bytes=stats.num_bytes,
@@ -29,7 +33,10 @@ def by_peer(links: Iterable[inference_pb2.LinkStatus]) -> list[inference_pb2.Lin
     found: dict[str, inference_pb2.LinkStatus] = {}
     for link in links:
         known = found.get(link.peer_worker_id)
-        found[link.peer_worker_id] = link if known is None else _joined(known, link)
+        if known is None or known.peer_epoch < link.peer_epoch:
+            found[link.peer_worker_id] = link
+        elif known.peer_epoch == link.peer_epoch:
+            found[link.peer_worker_id] = _joined(known, link)
     return list(found.values())
 
 

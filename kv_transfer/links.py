@@ -17,7 +17,7 @@ from kv_transfer.probe import PROBE_BYTES, measure
 from kv_transfer.sizing import LinkSpeed
 from kv_transfer.transport import Link, LinkStats, Transport
 from tandem.errors import LinkTooSlow, TransportError
-from tandem.types import WorkerId
+from tandem.types import Epoch, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ class OpenLink:
     """One of the table's links, as status and metrics show it. `slow`: below the floor."""
 
     worker_id: WorkerId
+    epoch: Epoch
+    """The peer's incarnation."""
     link: Link
     speed: LinkSpeed
     slow: bool
@@ -61,14 +63,16 @@ class LinkTable:
         self._probe_memory: torch.Tensor | None = None
         self._probing = threading.Lock()
 
-    async def get(self, worker_id: WorkerId, address: bytes, *, num_ranks: int = 1) -> tuple[Link, LinkSpeed]:
-        """The link to this address of a worker of `num_ranks`, opened and measured if needed.
+    async def get(
+        self, worker_id: WorkerId, address: bytes, *, epoch: Epoch, num_ranks: int = 1
+    ) -> tuple[Link, LinkSpeed]:
+        """The link to this address of one incarnation of a worker of `num_ranks`, opened and measured if needed.
 
         Raises TransportError; LinkTooSlow when strict.
         """
         known = self._links.get(address)
         if known is None:
-            opened = await asyncio.to_thread(self._open, worker_id, address)
+            opened = await asyncio.to_thread(self._open, worker_id, address, epoch)
             known = self._links.get(address)
             if known is not None:
                 opened.link.close()
@@ -78,19 +82,19 @@ class LinkTable:
         self._links.move_to_end(address)
         return known.link, known.speed
 
-    def _open(self, worker_id: WorkerId, address: bytes) -> OpenLink:
+    def _open(self, worker_id: WorkerId, address: bytes, epoch: Epoch) -> OpenLink:
         link = self._transport.connect(address)
         try:
             with self._probing:  # two at once would measure one another
                 if self._probe_memory is None:
                     self._probe_memory = self._transport.allocate(PROBE_BYTES)
                 speed = measure(link, self._probe_memory)
-            return self._judged(worker_id, link, speed)
+            return self._judged(worker_id, epoch, link, speed=speed)
         except TransportError:
             link.close()
             raise
 
-    def _judged(self, worker_id: WorkerId, link: Link, speed: LinkSpeed) -> OpenLink:
+    def _judged(self, worker_id: WorkerId, epoch: Epoch, link: Link, *, speed: LinkSpeed) -> OpenLink:
         gbps = speed.bytes_per_s / 1e9
         slow = gbps < self._min_gbps
         text = f"{link.transport} ({link.detail}) to {worker_id}: {gbps:.3g} GB/s, {speed.latency_s * 1e6:.0f} µs"
@@ -100,7 +104,9 @@ class LinkTable:
             logger.warning("slow link: %s; transfer.min_gbps is %g", text, self._min_gbps)
         else:
             logger.info("link: %s", text)
-        return OpenLink(worker_id=worker_id, link=link, speed=speed, slow=slow, probed=link.stats())
+        return OpenLink(
+            worker_id=worker_id, epoch=epoch, link=link, speed=speed, slow=slow, probed=link.stats()
+        )
 
     def _prune(self, worker_id: WorkerId, num_kept: int) -> None:
         addresses = [address for address, known in self._links.items() if known.worker_id == worker_id]

@@ -265,7 +265,9 @@ class OutgoingHandoff:
         claims = self._offer.claims
         try:
             key = self._offer.accept(ticket, now=time.time())
-            lanes, self.speed = await self._side.open_lanes(claims.destination, reach_of(ticket))
+            lanes, self.speed = await self._side.open_lanes(
+                claims.destination, claims.destination_epoch, reach_of(ticket)
+            )
         except TransportError as exc:
             self.abort(type(exc)(f"no link to the decode worker: {exc.message}"))
             return

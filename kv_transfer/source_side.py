@@ -14,7 +14,7 @@ from kv_transfer.sizing import LinkSpeed
 from kv_transfer.ticket import Reach
 from tandem.kv.cache import KvCache
 from tandem.kv.sharding import Sharding
-from tandem.types import WorkerId
+from tandem.types import Epoch, WorkerId
 
 if TYPE_CHECKING:
     from kv_transfer.source_ranks import SourceRanks
@@ -29,7 +29,9 @@ class SourceSide:
     digests: DigestPolicy
     ranks: SourceRanks | None = None
 
-    async def open_lanes(self, destination: WorkerId, reach: Reach) -> tuple[list[OpenLane], LinkSpeed | None]:
+    async def open_lanes(
+        self, destination: WorkerId, epoch: Epoch, reach: Reach
+    ) -> tuple[list[OpenLane], LinkSpeed | None]:
         """Links to all ranks that this one has something for, and the speed of the slowest; there may be none, where
         several ranks hold the same heads.
 
@@ -44,10 +46,11 @@ class SourceSide:
             pp=reach.pp,
         )
         wanted = [lane for lane in lanes(own, theirs) if lane.source_rank == self.cache.shard.rank]
+        addresses = reach.addresses
         found = await asyncio.gather(
             *(
-                self.links.get(destination, reach.addresses[lane.destination_rank], num_ranks=len(reach.addresses))
-                for lane in wanted
+                self.links.get(destination, addresses[each.destination_rank], epoch=epoch, num_ranks=len(addresses))
+                for each in wanted
             )
         )
         opened = [OpenLane(lane=lane, link=link) for lane, (link, _) in zip(wanted, found, strict=True)]

@@ -67,6 +67,11 @@ class PoolAdmin:
             status.has_controller = await self._state.has_controller()
         except RedisError:
             return status
+        for absent in self._dispatcher.tracker.absent():
+            state = "starting" if absent.state == "starting" else "lost"
+            status.workers.add(
+                worker_id=absent.worker_id, role=absent.role, state=state, generation=absent.generation
+            )
         for role in Role:
             pool = desired.pool(role)
             workers = [worker for worker in status.workers if worker.role == role]

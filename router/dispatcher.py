@@ -1,7 +1,7 @@
 """Carries requests to workers: opens both legs, feeds the lifecycle, and closes what it must.
 
-Owns tasks and calls; where a request goes is `policy.py`'s, what events mean is `lifecycle.py`'s, whether a failed
-attempt is followed by another is `retry.py`'s.
+Owns tasks and calls; where a request goes is `policy.py`'s, what events mean is `lifecycle.py`'s, what follows a failed
+attempt is `retrying.py`'s.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass
 
 import grpc
 
 from router.dispatch import Dispatch, DispatchResult, ServedModel, Step
 from router.lifecycle import Action, Emit, Fail, Leg, OpenPrefill, RequestLifecycle, StopChoice
-from router.naming import PromptNames
-from router.policy import Route, num_decode_blocks, route
+from router.policy import Route, num_decode_blocks
 from router.prefix_hits import PrefixHits
-from router.retry import RetryState
+from router.retrying import Means, RetryingDispatch
 from router.tracker import WorkerTracker
-from router.view import ClusterView, WorkerView
+from router.view import WorkerView
 from tandem.errors import HandoffFailed, TandemError, WorkerUnavailable
 from tandem.observability.metrics import RouterMetrics
+from tandem.pool_state import PoolState
 from tandem.registry import Registry
 from tandem.rpc.convert import (
     decode_request_to_proto,
@@ -37,7 +37,7 @@ from tandem.rpc.status import from_rpc_error, is_typed
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from tandem.secret import ClusterKey
 from tandem.tasks import cancel_all
-from tandem.types import HandoffId, PromptScores, Request, RequestId, TokenLogprobs, TokenStep
+from tandem.types import HandoffId, PromptScores, Request, TokenLogprobs, TokenStep
 
 logger = logging.getLogger(__name__)
 
@@ -233,74 +233,12 @@ async def _ignore_lost(call: Awaitable[worker_pb2.AbortResponse]) -> None:
         logger.info("a decode worker could not be told to stop a choice: %s", exc.details())
 
 
-class RetryingDispatch:
-    """A `Dispatch`: attempts on one route after another until one gives output. Made by `WorkerDispatcher.dispatch`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recovery:
+    """How a router learns of workers that are being started, and how long a request without output waits for one."""
 
-    def __init__(
-        self, request: Request, *, tracker: WorkerTracker, running: set[LegDispatch], hits: PrefixHits | None
-    ) -> None:
-        self._request = request
-        self._tracker = tracker
-        self._running = running
-        self._hits = hits
-        self._retries = RetryState()
-        self._names = PromptNames(request.prompt_token_ids, salt=request.cache_salt)
-        self._attempt = self._start(request, tracker.view())
-        self._ended = False
-
-    async def __aiter__(self) -> AsyncIterator[Step]:
-        """Steps in order; raises TandemError."""
-        has_output = False
-        while True:
-            try:
-                async for step in self._attempt:
-                    has_output = True
-                    yield step
-                return
-            except TandemError as error:
-                await self._attempt.abort()
-                if self._ended or not self._retries.may_retry(error, has_output=has_output):
-                    raise
-                self._retries.note_failure(error, leg=self._attempt.failed_leg, on=self._attempt.route)
-                self._attempt = self._next_attempt(error)
-
-    def _next_attempt(self, error: TandemError) -> LegDispatch:
-        """Another route, or `error` when there is none. Workers know each attempt by an id of its own."""
-        retries = self._retries
-        view = self._tracker.view().without(frozenset(retries.bad_workers), frozenset(retries.bad_pairs))
-        if not view.pairs():
-            raise error
-        request_id = RequestId(f"{self._request.request_id}#{retries.num_attempts}")
-        request = replace(self._request, request_id=request_id)
-        logger.info("request %s is tried again after: %s", self._request.request_id, error.message)
-        self._tracker.metrics.retried(error)
-        return self._start(request, view)
-
-    def _start(self, request: Request, view: ClusterView) -> LegDispatch:
-        if self._hits is not None:
-            view = replace(view, cached=self._hits.of(self._names, view.workers))
-        to = route(view, request, time.monotonic())
-        if self._hits is not None:
-            request = replace(request, prefix=self._names.of(to.prefill.fingerprint, to.prefill.block_size))
-        attempt = LegDispatch(request, to, self._tracker)
-        self._running.add(attempt)
-        attempt.on_over = lambda: self._running.discard(attempt)
-        attempt.start()
-        return attempt
-
-    def stop(self, choice: int) -> None:
-        """No more of this choice is wanted."""
-        self._attempt.stop(choice)
-
-    async def finish(self) -> DispatchResult:
-        """Waits briefly for the timings of a complete request, stops a request that is not, and reports."""
-        self._ended = True
-        return await self._attempt.finish()
-
-    async def abort(self) -> None:
-        """Stops whatever runs. Idempotent."""
-        self._ended = True
-        await self._attempt.abort()
+    state: PoolState
+    patience_s: float
 
 
 class WorkerDispatcher:
@@ -314,14 +252,21 @@ class WorkerDispatcher:
         on_change: Callable[[], None],
         metrics: RouterMetrics | None = None,
         hits: PrefixHits | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
-        """Without `hits` prompts are not named: nothing of them is found or kept."""
-        self.tracker = WorkerTracker(registry, key=key, on_change=self._changed, metrics=metrics)
+        """Without `hits` prompts are not named: nothing of them is found or kept. Without `recovery` none waits."""
+        state = None if recovery is None else recovery.state
+        self.tracker = WorkerTracker(registry, key=key, on_change=self._changed, metrics=metrics, state=state)
         self._on_change = on_change
         self._hits = hits
+        patience_s = 0.0 if recovery is None else recovery.patience_s
+        self._means = Means(tracker=self.tracker, open=self._open, hits=hits, patience_s=patience_s)
         self._running: set[LegDispatch] = set()
+        self._served: ServedModel | None = None
+        """What was served last."""
 
     def _changed(self) -> None:
+        self.model()
         if self._hits is not None:
             self._hits.follow(self.tracker.view().workers)
         self._on_change()
@@ -336,21 +281,30 @@ class WorkerDispatcher:
         await self.tracker.close()
 
     def dispatch(self, request: Request) -> Dispatch:
-        """Routes and starts a request. Raises WorkerUnavailable when nobody can take it."""
-        return RetryingDispatch(request, tracker=self.tracker, running=self._running, hits=self._hits)
+        """Routes and starts a request. Raises WorkerUnavailable when nobody can take it, and nobody is coming."""
+        return RetryingDispatch(request, self._means)
+
+    def _open(self, request: Request, to: Route) -> LegDispatch:
+        attempt = LegDispatch(request, to, self.tracker)
+        self._running.add(attempt)
+        attempt.on_over = lambda: self._running.discard(attempt)
+        attempt.start()
+        return attempt
 
     def model(self) -> ServedModel | None:
-        """The model of the ready pairs; None without one."""
-        pairs = self.tracker.view().pairs()
+        """The model of the ready pairs, or of those that were and will be again; None without one."""
+        view = self.tracker.view()
+        pairs = view.pairs()
         if not pairs:
-            return None
-        return ServedModel(
+            return self._served if view.may_recover() and self._means.patience_s > 0 else None
+        self._served = ServedModel(
             name=pairs[0][0].model,
             max_context_tokens=min(min(p.max_context_tokens, d.max_context_tokens) for p, d in pairs),
             block_size=pairs[0][0].block_size,
             model_context_tokens=pairs[0][0].model_context_tokens,
             decode_blocks=min(d.num_blocks for _, d in pairs),
         )
+        return self._served
 
     def ready(self) -> bool:
         """Whether some compatible pair takes requests."""
@@ -358,7 +312,7 @@ class WorkerDispatcher:
 
     async def status(self) -> inference_pb2.ClusterStatus:
         """What each worker says of itself now."""
-        served = self.model()
+        served = self.model() or self._served
         return inference_pb2.ClusterStatus(
             workers=await self.tracker.statuses(),
             num_running_requests=len(self._running),

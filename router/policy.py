@@ -29,8 +29,16 @@ class Route:
 
 EXPECTED_OUTPUT_TOKENS = 256
 """Output that a request is taken to have for balancing, where its max_tokens allows more."""
+RETRY_AFTER_S = 5.0
+"""What a client is told to wait when no pair is ready."""
 LOAD_COST = {"host": 0.05, "disk": 0.3, "remote": 0.3}
 """Of a block's compute: what loading it from a tier is taken to cost. Workers decide by what they measure."""
+
+
+def no_pair() -> WorkerUnavailable:
+    """Why a request cannot be routed."""
+    message = "no compatible pair of a prefill and a decode worker is ready"
+    return WorkerUnavailable(message, retry_after_s=RETRY_AFTER_S)
 
 
 def num_decode_blocks(request: Request, block_size: int, *, num_held: int = 0) -> int:
@@ -52,7 +60,7 @@ def route(view: ClusterView, request: Request, now: float) -> Route:
     """
     pairs = view.pairs()
     if not pairs:
-        raise WorkerUnavailable("no compatible pair of a prefill and a decode worker is ready", retry_after_s=1.0)
+        raise no_pair()
     prefill, decode = min(pairs, key=lambda pair: _cost(view, pair[0], pair[1], request))
     cached = view.cached_at(prefill.worker_id)
     return Route(

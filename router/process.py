@@ -19,7 +19,7 @@ from router.admin import PoolAdmin
 from router.app import RunningRouter, serve
 from router.cache_admin import CacheAdmin
 from router.dispatch import ServedModel
-from router.dispatcher import WorkerDispatcher
+from router.dispatcher import Recovery, WorkerDispatcher
 from router.grpc_service import SERVICE_NAMES
 from router.prefix_hits import PrefixHits
 from tandem.config import ClusterConfig
@@ -80,7 +80,12 @@ async def run_router(config: ClusterConfig, *, redis_url: str, events: RouterEve
     metrics = RouterMetrics()
     async with _health_port(config) as health, _prefix_hits(config, redis_url) as hits:
         dispatcher = WorkerDispatcher(
-            registry, key=key, on_change=lambda: _note(dispatcher, serving), metrics=metrics, hits=hits
+            registry,
+            key=key,
+            on_change=lambda: _note(dispatcher, serving),
+            metrics=metrics,
+            hits=hits,
+            recovery=Recovery(state=state, patience_s=config.router.patience_s),
         )
         await dispatcher.start()
         try:

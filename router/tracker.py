@@ -14,8 +14,9 @@ import grpc
 from redis.exceptions import RedisError
 
 from router.charges import Charge
-from router.view import ClusterView, WorkerView
+from router.view import ClusterView, Incarnation, WorkerView
 from tandem.observability.metrics import RouterMetrics
+from tandem.pool_state import PoolState, SeenState, SeenWorker
 from tandem.registry import Registry, WorkerRecord
 from tandem.rpc.channels import Channels
 from tandem.rpc.tandem.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 """How often the registry is read when it announces nothing; `charges.NUM_WINDOWS` of these outlast a heartbeat."""
 PROBE_TIMEOUT_S = 1.0
+_WILL_SERVE: tuple[SeenState, ...] = ("starting", "ready", "lost")
 
 
 class WorkerTracker:
@@ -40,10 +42,15 @@ class WorkerTracker:
         key: ClusterKey,
         on_change: Callable[[], None],
         metrics: RouterMetrics | None = None,
+        state: PoolState | None = None,
     ) -> None:
+        """Without `state` nobody knows of workers that are not registered: none is coming."""
         self.channels = Channels(key)
         self.metrics = metrics or RouterMetrics()
         self._registry = registry
+        self._state = state
+        self._seen: tuple[SeenWorker, ...] = ()
+        self._news = asyncio.Event()
         self._on_change = on_change
         self._records: dict[WorkerId, WorkerRecord] = {}
         self._suspects: dict[WorkerId, Epoch] = {}
@@ -62,7 +69,25 @@ class WorkerTracker:
 
     def view(self) -> ClusterView:
         """All workers that may be given requests now."""
-        return ClusterView(workers=tuple(self._view_of(r) for r in self._records.values() if self._is_usable(r)))
+        workers = tuple(self._view_of(r) for r in self._records.values() if self._is_usable(r))
+        return ClusterView(workers=workers, coming=self._coming())
+
+    def _coming(self) -> frozenset[Role]:
+        """A worker that the controller takes for ready, and that is not, was just lost, or will be seen at once."""
+        usable = {worker_id for worker_id, _ in self._usable()}
+        return frozenset(w.role for w in self._seen if w.state in _WILL_SERVE and w.worker_id not in usable)
+
+    async def news(self) -> None:
+        """Returns when something about the workers has changed."""
+        await self._news.wait()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def absent(self) -> list[SeenWorker]:
+        """Workers that start or are lost, and so are not registered."""
+        return [w for w in self._seen if w.worker_id not in self._records and w.state in _WILL_SERVE]
 
     def records(self) -> list[WorkerRecord]:
         """All registered workers, by id."""
@@ -104,9 +129,17 @@ class WorkerTracker:
             self._suspects[worker_id] = epoch
             self._changed.set()
             self._on_change()
+            self._tell()
+
+    async def check(self, incarnation: Incarnation) -> None:
+        """Gives it nothing any more if it cannot be reached."""
+        worker_id, epoch = incarnation
+        record = self._records.get(worker_id)
+        if record is not None and record.epoch == epoch and (await self._status_of(record)).state == "unreachable":
+            self.suspect(worker_id, epoch)
 
     async def statuses(self) -> list[inference_pb2.WorkerStatus]:
-        """Each registered worker's own word, or "unreachable"."""
+        """Each registered worker's own word, or its last report where it takes long to answer, or "unreachable"."""
         return list(await asyncio.gather(*(self._status_of(record) for record in self._records.values())))
 
     # --- following
@@ -114,7 +147,9 @@ class WorkerTracker:
     async def _poll(self) -> None:
         while True:
             try:
-                self._update(await self._registry.workers())
+                records = await self._registry.workers()
+                seen = self._seen if self._state is None else await self._state.seen()
+                self._update(records, seen)
             except RedisError as exc:
                 logger.warning("Redis is away, keeping the last view of %d workers: %s", len(self._records), exc)
             await self._probe_suspects()
@@ -133,8 +168,10 @@ class WorkerTracker:
             except RedisError:
                 await asyncio.sleep(POLL_S)  # the poll reports it; this is only the pace of reconnecting
 
-    def _update(self, records: list[WorkerRecord]) -> None:
+    def _update(self, records: list[WorkerRecord], seen: tuple[SeenWorker, ...]) -> None:
         before = self._usable()
+        was_coming = self._coming()
+        self._seen = seen
         self._records = {record.worker_id: record for record in records}
         for charge in self._charges.values():
             charge.roll()
@@ -143,12 +180,14 @@ class WorkerTracker:
             if record is None or record.epoch != epoch:
                 del self._suspects[worker_id]
         self._note_changes(before)
+        if self._coming() != was_coming:
+            self._tell()
 
     async def _probe_suspects(self) -> None:
         before = self._usable()
         for worker_id in list(self._suspects):
             status = await self._status_of(self._records[worker_id])
-            if status.state != "unreachable":
+            if not (status.state == "unreachable" or status.is_late):
                 self._suspects.pop(worker_id, None)
         self._note_changes(before)
 
@@ -160,6 +199,7 @@ class WorkerTracker:
             logger.info("worker %s (epoch %d) takes no more requests", worker_id, epoch)
         if before != after:
             self._on_change()
+            self._tell()
 
     def _usable(self) -> set[tuple[WorkerId, Epoch]]:
         return {(r.worker_id, r.epoch) for r in self._records.values() if self._is_usable(r)}
@@ -188,17 +228,47 @@ class WorkerTracker:
             num_requests=charge.num_requests,
         )
 
+    def _is_current(self, link: inference_pb2.LinkStatus) -> bool:
+        """Whether its peer is there, and not only a successor of the one that was measured."""
+        peer = self._records.get(WorkerId(link.peer_worker_id))
+        return peer is not None and peer.epoch == link.peer_epoch
+
     async def _status_of(self, record: WorkerRecord) -> inference_pb2.WorkerStatus:
         stub = worker_pb2_grpc.WorkerStub(self.channels.get(record.address))
         try:
             status = await stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=PROBE_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            status = inference_pb2.WorkerStatus(
-                worker_id=record.worker_id, role=record.role, state="unreachable", epoch=record.epoch
-            )
+        except grpc.aio.AioRpcError as exc:
+            is_late = exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED and record.worker_id not in self._suspects
+            status = _last_report(record) if is_late else _unreachable(record)
+        links = [link for link in status.links if self._is_current(link)]
+        del status.links[:]
+        status.links.extend(links)
         status.address = record.address
         status.generation = record.generation
         status.node = record.node
         status.transport = record.transport
         return status
 
+
+def _last_report(record: WorkerRecord) -> inference_pb2.WorkerStatus:
+    """A worker that renews its registration serves, however long it takes to answer."""
+    return inference_pb2.WorkerStatus(
+        worker_id=record.worker_id,
+        role=record.role,
+        state=record.state,
+        epoch=record.epoch,
+        pid=record.pid,
+        num_blocks=record.num_blocks,
+        num_free_blocks=record.load.num_free_blocks,
+        num_running=record.load.num_running,
+        num_waiting=record.load.num_waiting,
+        num_waiting_tokens=record.load.num_waiting_tokens,
+        metrics_url=record.metrics_url,
+        is_late=True,
+    )
+
+
+def _unreachable(record: WorkerRecord) -> inference_pb2.WorkerStatus:
+    return inference_pb2.WorkerStatus(
+        worker_id=record.worker_id, role=record.role, state="unreachable", epoch=record.epoch
+    )

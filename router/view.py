@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from tandem.types import Epoch, Role, WorkerId
+
+Incarnation = tuple[WorkerId, Epoch]
+"""One life of a worker: its successor has its id, and is no worse for what the earlier one did."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +42,11 @@ class WorkerView:
     store_node: str = ""
     """The node whose prefix store it uses."""
 
+    @property
+    def incarnation(self) -> Incarnation:
+        """This life of the worker."""
+        return self.worker_id, self.epoch
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedPrefix:
@@ -63,15 +72,22 @@ class ClusterView:
     workers: tuple[WorkerView, ...]
     cached: Mapping[WorkerId, CachedPrefix] = field(default_factory=dict)
     """What is cached of the prompt at hand."""
-    bad_workers: frozenset[WorkerId] = frozenset()
-    bad_pairs: frozenset[tuple[WorkerId, WorkerId]] = frozenset()
+    coming: frozenset[Role] = frozenset()
+    """Pools of which some worker that takes no requests now is being started, also again."""
+    bad_workers: frozenset[Incarnation] = frozenset()
+    bad_pairs: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
     """What the request at hand has already failed on."""
 
     def without(
-        self, workers: frozenset[WorkerId], pairs: frozenset[tuple[WorkerId, WorkerId]]
+        self, workers: AbstractSet[Incarnation], pairs: AbstractSet[tuple[Incarnation, Incarnation]]
     ) -> ClusterView:
         """The same cluster for a request that has already failed on these."""
-        return replace(self, bad_workers=workers, bad_pairs=pairs)
+        return replace(self, bad_workers=frozenset(workers), bad_pairs=frozenset(pairs))
+
+    def may_recover(self) -> bool:
+        """Whether it is worth waiting: a worker is coming, and no pool has neither one that is good nor one coming."""
+        good = {worker.role for worker in self.workers if worker.incarnation not in self.bad_workers}
+        return bool(self.coming) and all(role in good or role in self.coming for role in Role)
 
     def cached_at(self, worker_id: WorkerId) -> CachedPrefix:
         """What a worker has of the prompt at hand."""
@@ -88,6 +104,6 @@ class ClusterView:
             and decode.fingerprint == prefill.fingerprint
             and decode.transport == prefill.transport
             and (prefill.transport != "shm" or decode.node == prefill.node)
-            and not {prefill.worker_id, decode.worker_id} & self.bad_workers
-            and (prefill.worker_id, decode.worker_id) not in self.bad_pairs
+            and not {prefill.incarnation, decode.incarnation} & self.bad_workers
+            and (prefill.incarnation, decode.incarnation) not in self.bad_pairs
         ]

@@ -244,6 +244,9 @@ class RouterConfig:
     max_outputs_at_once: int = 128
     """Outputs of one HTTP request that are under way at once (at least those of one prompt); its other prompts wait for
     them, so that it stands beside other requests and not before them."""
+    patience_s: float = 120.0
+    """Longest that a request of which nothing was sent yet waits for a worker that is being started, also again, where
+    no other can take it; 0 refuses it at once."""
     output_buffer_tokens: int = 4096
     """Tokens kept for a client that reads slowly; past that the request is ended as too slow."""
     health_port: int = 0
@@ -267,6 +270,7 @@ class RouterConfig:
         self._check_ports()
         self._check_tls()
         _require(self.default_timeout_s > 0, "router.default_timeout_s", self.default_timeout_s, "more than 0")
+        _require(self.patience_s >= 0, "router.patience_s", self.patience_s, "0 or more")
         _require(self.max_running_requests >= 1, "router.max_running_requests", self.max_running_requests, "1 or more")
         _require(self.max_outputs_at_once >= 1, "router.max_outputs_at_once", self.max_outputs_at_once, "1 or more")
         _require(self.output_buffer_tokens >= 1, "router.output_buffer_tokens", self.output_buffer_tokens, "1 or more")

@@ -4,15 +4,16 @@ Anyone may write it (an admin call, later a scaling policy); the controller alon
 embedded Redis that loses its memory, and the controller then writes back what it last knew.
 
 Keys (prefix `tandem:{cluster}:`): `pool:{role}` (hash: size, generation), `drain` (set of worker ids to take out),
-`controller` (lease of the one acting controller, TTL), `sizes_file` (JSON: what the sizes file said last), channel
-`pools` (published with every change).
+`controller` (lease of the one acting controller, TTL), `seen` (JSON: the workers that it looks after, TTL),
+`sizes_file` (JSON: what the sizes file said last), channel `pools` (published with every change of what is wanted).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from tandem.redis_access import connect_redis
 from tandem.types import Role, WorkerId
@@ -46,6 +47,22 @@ class FileSizes:
     """What a file with sizes says. `generation` grows with each version of it; 0 where it has none."""
 
     sizes: Mapping[Role, int]
+    generation: int = 0
+
+
+SeenState = Literal["starting", "ready", "draining", "lost", "failed"]
+"""As `cluster.scaling.WorkerState`."""
+SEEN_TTL_S = 30.0
+"""How long what a controller saw counts when none says anything more: longer than its successor takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenWorker:
+    """A worker as the acting controller sees it, whether it is registered or not."""
+
+    worker_id: WorkerId
+    role: Role
+    state: SeenState
     generation: int = 0
 
 
@@ -117,10 +134,20 @@ class PoolState:
         """The controller has taken it out."""
         await self._redis.srem(self._prefix + "drain", worker_id)
 
+    async def show(self, workers: Sequence[SeenWorker]) -> None:
+        """What the acting controller sees now; it counts for SEEN_TTL_S."""
+        text = json.dumps([asdict(worker) for worker in workers])
+        await self._redis.set(self._prefix + "seen", text, px=int(SEEN_TTL_S * 1000))
+
+    async def seen(self) -> tuple[SeenWorker, ...]:
+        """What the acting controller saw last; nothing where none has acted for a while."""
+        text = await self._redis.get(self._prefix + "seen")
+        return () if text is None else tuple(_seen_worker(values) for values in json.loads(text))
+
     async def clear(self) -> None:
-        """Forgets sizes, generations and drains: the cluster was ended on purpose."""
+        """Forgets sizes, generations, drains and what was seen: the cluster was ended on purpose."""
         pools = [f"{self._prefix}pool:{role}" for role in Role]
-        await self._redis.delete(*pools, self._prefix + "drain", self._prefix + "sizes_file")
+        await self._redis.delete(*pools, *(self._prefix + name for name in ("drain", "sizes_file", "seen")))
         await self._publish()
 
     async def hold_lease(self, holder: str, *, ttl_s: float) -> bool:
@@ -157,3 +184,12 @@ class PoolState:
     async def close(self) -> None:
         """Closes the connections."""
         await self._redis.aclose()
+
+
+def _seen_worker(values: dict[str, Any]) -> SeenWorker:
+    return SeenWorker(
+        worker_id=WorkerId(values["worker_id"]),
+        role=Role(values["role"]),
+        state=values["state"],
+        generation=int(values["generation"]),
+    )

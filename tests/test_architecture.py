@@ -117,6 +117,7 @@ PURE = (
     "cluster/pool_memory.py",
     "cluster/events.py",
     "cluster/fabric.py",
+    "cluster/short_ids.py",
     "cluster/ray_node_settings.py",
 )
 """Modules that decide: standard library only, without clock, threads, environment or global randomness.

@@ -84,8 +84,14 @@ def values_schema() -> dict[str, Any]:
     return schema
 
 
+NO_SUCH_KEY = "no such key; there are "
+
+
 def _name_keys(schema: Any) -> None:
-    """To each object that takes no other keys: which it takes. The error then names them."""
+    """To each object that takes no other keys: which it takes. The error then names them.
+
+    As a value that no key of another name can have: for `propertyNames`, helm's engine names some other place.
+    """
     if isinstance(schema, list):
         for part in schema:
             _name_keys(part)
@@ -93,7 +99,7 @@ def _name_keys(schema: Any) -> None:
         for part in list(schema.values()):
             _name_keys(part)
         if schema.get("additionalProperties") is False:
-            schema["propertyNames"] = {"enum": list(schema["properties"])}
+            schema["additionalProperties"] = {"const": f"{NO_SUCH_KEY}{', '.join(schema['properties'])}"}
 
 
 def generated() -> dict[Path, str]:

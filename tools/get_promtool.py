@@ -7,6 +7,7 @@ needs to be root.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,8 @@ _NEEDS = ("apt-get", "dpkg-deb")
 
 def download(into: Path) -> Path:
     """The package. Raises CalledProcessError when apt knows none, or cannot fetch it."""
-    subprocess.run(["apt-get", "--quiet", "--quiet", "download", PACKAGE], cwd=into, check=True)
+    own_user = ["--option", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []  # apt's own cannot write to `into`
+    subprocess.run(["apt-get", "--quiet", "--quiet", *own_user, "download", PACKAGE], cwd=into, check=True)
     return next(into.glob("*.deb"))
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from cluster.cache_commands import COMMANDS
+from cluster.cache_commands import COMMANDS, PIN_EXAMPLE
 from cluster.cli import app
 from cluster.embedded_redis import EmbeddedRedis
 from cluster.store_host import StoreHost
+from tandem.config import ModelConfig
 from tests.cached_router import absent_workers, cached_router
 from tests.router_harness import tokenizer
 from tests.store_nodes import BLOCK_BYTES, chain, client_of, put, run, store_node
@@ -189,3 +191,10 @@ def test_a_prompt_is_read_from_a_pipe(redis_url: str) -> None:
         assert "no node's store has the first block" in err
 
     with_cache(redis_url, body)
+
+
+def test_the_example_of_a_pin_fills_a_block() -> None:
+    block_size = ModelConfig().block_size
+    assert len(tokenizer().encode(PIN_EXAMPLE)) >= block_size
+    docs = (Path(__file__).parents[2] / "docs" / "prefix-store.md").read_text()
+    assert f"tandem cache pin '{PIN_EXAMPLE}' --salt tenant-a" in docs

@@ -32,6 +32,12 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"Example: tandem {command}" in out
 
 
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_the_help_names_every_transport(command: str) -> None:
+    _, out, _ = invoke(command, "--help")
+    assert "ucx, shm, collective, auto" in " ".join(out.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -98,3 +98,18 @@ def test_a_password_in_the_url_of_redis_does_not_stay_in_the_configuration(
 def test_ports_and_urls_that_cannot_be_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_config(write(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prefill: {num_workers: 2\ndecode: {}\n", "line 2, column 7: expected ',' or '}', but got ':', while parsing"),
+        ("model:\n\tsource: x\n", "line 2, column 1: found character '\\t' that cannot start any token"),
+    ],
+)
+def test_what_is_no_yaml_is_named_by_line_column_and_reason(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {})
+    assert f"{path} is not YAML or JSON: {message}" in str(caught.value)
+    assert str(caught.value).count(str(path)) == 1

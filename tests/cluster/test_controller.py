@@ -247,6 +247,24 @@ def test_a_worker_that_comes_back_in_time_is_kept() -> None:
     run(test)
 
 
+def test_a_lost_worker_is_told_of_and_shown_before_it_is_back() -> None:
+    async def test(world: World) -> None:
+        async with acting(world.controller()):
+            await world.until_ready("prefill-0", "decode-0")
+            world.pools.may_start.clear()
+            await world.registry.remove(WorkerId("decode-0"))
+
+            async def shown() -> bool:
+                return ("decode-0", "lost") in {(w.worker_id, w.state) for w in await world.state.seen()}
+
+            await world.until(shown)
+            assert [note for note in world.events.notes if "decode-0" in note]
+            world.pools.may_start.set()
+            await world.until_ready("prefill-0", "decode-0")
+
+    run(test)
+
+
 def test_failed_starts_are_tried_again_ever_more_slowly_until_one_works() -> None:
     async def test(world: World) -> None:
         world.pools.is_broken = True

@@ -69,6 +69,32 @@ def test_a_worker_that_did_not_answer_has_no_rate() -> None:
     assert rates(Look(status=silent, at_s=10.0), Look(status=make_status(), at_s=11.0)).tokens == {}
 
 
+def test_a_worker_that_was_late_with_its_answer_has_no_rate_and_is_marked() -> None:
+    worker = WorkerStatus(worker_id="decode-0", role="decode", state="ready", epoch=1, is_late=True)
+    late = make_status(workers=[worker])
+    assert rates(Look(status=late, at_s=10.0), Look(status=make_status(), at_s=11.0)).tokens == {}
+    assert row(drawn(None, Look(status=late, at_s=0.0)), "decode-0")[1] == "ready?"
+
+
+def test_a_pool_without_a_ready_worker_is_said_and_the_worker_that_comes_is_shown() -> None:
+    lost = WorkerStatus(worker_id="decode-0", role="decode", state="lost")
+    status = make_status(workers=[lost], pools=[PoolStatus(role="decode", desired=1)])
+    console = Console(width=80, record=True, file=StringIO())
+    print_status(status, console)
+    text = console.export_text()
+    assert "no decode worker is ready" in text.replace("\n", " ")
+    assert row(text, "decode-0")[1] == "lost"
+
+
+def test_bytes_over_a_link_to_a_workers_successor_are_counted_from_its_start() -> None:
+    def look(at_s: float, epoch: int, num_bytes: int) -> Look:
+        link = LinkStatus(peer_worker_id="decode-0", peer_epoch=epoch, num_bytes=num_bytes)
+        worker = WorkerStatus(worker_id="prefill-0", role="prefill", state="ready", epoch=1, links=[link])
+        return Look(status=make_status(workers=[worker]), at_s=at_s)
+
+    assert rates(look(10.0, 1, 900), look(12.0, 2, 1000)).link_bytes == {("prefill-0", "decode-0"): 500.0}
+
+
 def test_pools_show_what_is_wanted_and_what_is_there() -> None:
     text = drawn(None, Look(status=make_status(), at_s=0.0))
     assert row(text, "decode ")[1:] == ["4", "1", "0", "3", "0", "-"]
@@ -133,6 +159,15 @@ def test_the_plain_status_fits_a_narrow_terminal(width: int) -> None:
     assert len(text.splitlines()) == 8
     for word in ("prefill-10 → decode-10", "ucx: ", "127.0.0.1:40000", "12.3!", "45", "123456"):
         assert word in text
+
+
+def test_what_was_probed_and_what_requests_moved_are_told_apart() -> None:
+    link = LinkStatus(peer_worker_id="decode-0", transport="shm", probed_bytes_per_s=3e9, bytes_per_s=12.6e6)
+    worker = WorkerStatus(worker_id="prefill-0", role="prefill", state="ready", links=[link])
+    console = Console(width=160, record=True, file=StringIO())
+    print_status(make_status(workers=[worker]), console)
+    assert "probed GB/s  moved GB/s  probed µs" in console.export_text(clear=False)
+    assert row(console.export_text(), "prefill-0 →")[-3:] == ["3", "0.013", "0"]
 
 
 def test_all_that_was_negotiated_is_shown_on_demand() -> None:

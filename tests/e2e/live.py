@@ -41,7 +41,7 @@ class LiveCluster:
     def worker_pids(self) -> dict[str, int]:
         """Process id of every registered worker, by id."""
         status = run(cluster_status(self))
-        return {worker.worker_id: worker.pid for worker in status.workers}
+        return {worker.worker_id: worker.pid for worker in status.workers if worker.pid}
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -164,6 +164,7 @@ def is_idle(status: inference_pb2.ClusterStatus) -> bool:
     """Whether every block of both pools is free and nothing runs, waits or moves."""
     return status.num_running_requests == 0 and all(
         worker.state == "ready"
+        and not worker.is_late
         and worker.num_free_blocks == worker.num_blocks
         and not worker.num_running
         and not worker.num_waiting

@@ -21,7 +21,7 @@ import pytest
 from benchmarks.load import Load, constant_load
 from tandem.model.files import resolve_model
 from tandem.rpc.tandem.v1 import inference_pb2
-from tests.e2e.live import LiveCluster, is_idle, live_cluster, run, until, workers_of
+from tests.e2e.live import LiveCluster, generate, is_idle, live_cluster, run, stub_of, until, workers_of
 from tests.oracle import Oracle, golden_tokens
 from tests.tiny_model import save_tiny_llama
 
@@ -181,3 +181,32 @@ def test_a_worker_that_is_drained_or_killed_is_replaced_and_a_drain_of_the_only_
         return load
 
     check(run(scenario()), golden)
+
+
+def state_of(status: inference_pb2.ClusterStatus, victim: inference_pb2.WorkerStatus) -> str:
+    """"dying" while what is shown is still the killed process."""
+    [worker] = workers_of(status, victim.role)
+    return "dying" if worker.epoch == victim.epoch else worker.state
+
+
+@pytest.mark.timeout(400)
+def test_when_the_only_worker_of_a_pool_dies_it_is_told_and_shown_and_requests_wait_for_its_successor(
+    cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
+) -> None:
+    async def scenario() -> None:
+        before = await until(cluster, lambda status: has("prefill", 1)(status) and has("decode", 1)(status))
+        [victim] = workers_of(before, "decode")
+        os.kill(victim.pid, signal.SIGKILL)
+        async with stub_of(cluster) as stub:
+            asked = [generate(stub, prompts["length_33"], max_tokens=MAX_TOKENS) for _ in range(2)]
+            answers = asyncio.gather(*asked)
+            shown = await until(cluster, lambda status: state_of(status, victim) != "dying")
+            assert shown.model == before.model
+            if state_of(shown, victim) == "lost":  # else its successor was there before its registration had run out
+                assert [link for worker in workers_of(shown, "prefill") for link in worker.links] == []
+            assert {tuple(answer.tokens) for answer in await answers} == {golden["length_33"]}
+
+            await until(cluster, has("decode", 1))
+            assert f"worker {victim.worker_id} died (process {victim.pid})" in cluster.log.read_text()
+
+    run(scenario())

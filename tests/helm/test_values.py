@@ -19,10 +19,10 @@ def refusal(*values: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"prefil": {}}, ["'prefil'", "'prefill'"]),
-        ({"decode": {"replica": 2}}, ["'replica'", "'replicas'"]),
-        ({"config": {"decode": {"num_block": 4}}}, ["'num_block'", "'num_blocks'"]),
-        ({"config": {"router": {"host": "::"}}}, ["'host'", "default_timeout_s"]),
+        ({"prefil": {}}, ["at '/prefil': ", "no such key", " prefill, "]),
+        ({"decode": {"replica": 2}}, ["at '/decode/replica': ", "no such key; there are replicas, "]),
+        ({"config": {"decode": {"num_block": 4}}}, ["at '/config/decode/num_block': ", " num_blocks, "]),
+        ({"config": {"router": {"host": "::"}}}, ["at '/config/router/host': ", "default_timeout_s"]),
         ({"topology": {"mode": "nodes"}}, ["/topology/mode", "'node', 'pool', 'mnnvl'"]),
         ({"autoscaling": {"mode": "hpa"}}, ["'none', 'controller', 'ray', 'keda'"]),
         ({"workers": {"gpu": {"count": -1}}}, ["/workers/gpu/count", "minimum"]),
@@ -37,6 +37,7 @@ def refusal(*values: dict[str, Any]) -> str:
 def test_the_schema_names_what_is_wrong_and_what_there_is(values: dict[str, Any], words: list[str]) -> None:
     message = refusal(values)
     assert all(word in message for word in words), message
+    assert message.count("at '/") == 1, message
 
 
 CLAIM = {

@@ -15,7 +15,7 @@ from kv_transfer.probe import ProbeSink
 from kv_transfer.transport import Transport
 from kv_transfer.transports import make_transport
 from tandem.errors import LinkTooSlow, TransportError
-from tandem.types import WorkerId
+from tandem.types import Epoch, WorkerId
 from tests.kv_transfer.peers import TIMEOUT_S, RecordingSink, make_header
 
 PEER = WorkerId("decode-0")
@@ -39,10 +39,10 @@ def test_a_link_is_measured_once_and_its_probe_is_nobodys_traffic(
 
     async def body() -> None:
         links = LinkTable(source)
-        link, speed = await links.get(PEER, destination.address())
+        link, speed = await links.get(PEER, destination.address(), epoch=Epoch(1))
         assert speed.bytes_per_s > 0
         assert speed.latency_s > 0
-        assert await links.get(PEER, destination.address()) == (link, speed)
+        assert await links.get(PEER, destination.address(), epoch=Epoch(1)) == (link, speed)
         memory = source.allocate(1000)
         link.send(make_header([memory]), [memory]).result(TIMEOUT_S)
         [known] = links.links()
@@ -61,7 +61,7 @@ def test_a_link_below_the_floor_is_used_and_said(
 
     async def body() -> None:
         links = LinkTable(source, min_gbps=IMPOSSIBLE_GBPS)
-        await links.get(PEER, destination.address())
+        await links.get(PEER, destination.address(), epoch=Epoch(1))
         assert [known.slow for known in links.links()] == [True]
         links.close()
 
@@ -76,7 +76,7 @@ def test_a_link_below_the_floor_is_refused_when_strict(ends: tuple[Transport, Tr
     async def body() -> None:
         links = LinkTable(source, min_gbps=IMPOSSIBLE_GBPS, strict=True)
         with pytest.raises(LinkTooSlow, match=r"transfer\.strict"):
-            await links.get(PEER, destination.address())
+            await links.get(PEER, destination.address(), epoch=Epoch(1))
         assert links.links() == []
 
     asyncio.run(body())

@@ -39,3 +39,9 @@ def test_bytes_and_time_add_up_and_the_slowest_link_gives_the_rest() -> None:
 def test_peers_are_kept_apart_in_their_order() -> None:
     links = by_peer([make_link("decode-1"), make_link("decode-0"), make_link("decode-1")])
     assert [(link.peer_worker_id, link.num_bytes) for link in links] == [("decode-1", 200), ("decode-0", 100)]
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_nothing_that_was_measured_of_a_workers_earlier_life_is_shown_as_its_successors(order: tuple[int, int]) -> None:
+    lives = {1: make_link(peer_epoch=1, slow=True), 2: make_link(peer_epoch=2, num_bytes=7)}
+    assert by_peer([lives[epoch] for epoch in order]) == [lives[2]]

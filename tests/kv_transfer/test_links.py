@@ -58,7 +58,7 @@ def test_an_address_has_one_link_however_often_and_at_once_it_is_asked_for(
     async def scenario() -> None:
         table = LinkTable(source)
         address = lives[0].address()
-        links = await asyncio.gather(*(table.get(DECODE, address) for _ in range(5)))
+        links = await asyncio.gather(*(table.get(DECODE, address, epoch=Epoch(1)) for _ in range(5)))
         assert len({id(link) for link, _ in links}) == 1
         table.close()
 
@@ -70,8 +70,8 @@ def test_links_to_the_earlier_lives_of_a_worker_are_closed_and_others_are_not(
 ) -> None:
     async def scenario() -> None:
         table = LinkTable(source)
-        other, _ = await table.get(WorkerId("decode-1"), lives[0].address())
-        links = [(await table.get(DECODE, life.address()))[0] for life in lives[1:]]
+        other, _ = await table.get(WorkerId("decode-1"), lives[0].address(), epoch=Epoch(1))
+        links = [(await table.get(DECODE, life.address(), epoch=Epoch(n)))[0] for n, life in enumerate(lives[1:])]
         memory = [source.allocate(8)]
         with pytest.raises(LinkClosed):
             links[0].send(header(), memory).result(5)
@@ -86,11 +86,11 @@ def test_links_to_the_earlier_lives_of_a_worker_are_closed_and_others_are_not(
 def test_a_link_that_was_dropped_is_opened_anew(source: Transport, lives: list[Transport]) -> None:
     async def scenario() -> None:
         table = LinkTable(source)
-        first, _ = await table.get(DECODE, lives[0].address())
+        first, _ = await table.get(DECODE, lives[0].address(), epoch=Epoch(1))
         table.drop(first)
         table.drop(first)
         assert table.links() == []
-        second, _ = await table.get(DECODE, lives[0].address())
+        second, _ = await table.get(DECODE, lives[0].address(), epoch=Epoch(1))
         assert second is not first
         second.send(header(), [source.allocate(8)]).result(5)
         table.close()
@@ -106,7 +106,7 @@ def test_an_address_where_nobody_serves_opens_no_link(source: Transport) -> None
         address = gone.address()
         gone.close()
         with pytest.raises(TransportError):
-            await table.get(DECODE, address)
+            await table.get(DECODE, address, epoch=Epoch(1))
         assert table.links() == []
 
     asyncio.run(scenario())

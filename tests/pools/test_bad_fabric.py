@@ -118,7 +118,9 @@ def test_a_link_that_broke_is_opened_anew_for_the_next_request(gqa: Path, transp
     async def broken() -> None:
         async with running_pair(gqa, PairOptions(transport=transport)) as pair:
             assert await pair.run(OTHER) == monolithic(gqa, OTHER)
-            link, _ = await pair.prefill.links.get(pair.decode.worker_id, pair.decode.transport.address())
+            link, _ = await pair.prefill.links.get(
+                pair.decode.worker_id, pair.decode.transport.address(), epoch=pair.decode_view.epoch
+            )
             link.close()
             with pytest.raises(HandoffFailed, match="could not be sent"):
                 await pair.run(PROMPT)

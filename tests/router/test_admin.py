@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
 
 from cluster.embedded_redis import EmbeddedRedis
 from router.admin import PoolAdmin
-from router.dispatcher import WorkerDispatcher
+from router.dispatcher import Recovery, WorkerDispatcher
 from tandem.errors import InvalidRequest, RequestNotFound, WorkerUnavailable
-from tandem.pool_state import PoolState
+from tandem.pool_state import PoolState, SeenState, SeenWorker
 from tandem.registry import Registry, WorkerRecord
 from tandem.types import Epoch, Role, WorkerId
 from tests.factories import CLUSTER_KEY
@@ -44,7 +46,8 @@ def with_admin(body: Callable[[PoolAdmin, PoolState, EmbeddedRedis], Awaitable[T
         await registry.put(RECORD)
         state = PoolState(redis.url, cluster="c")
         known = asyncio.Event()
-        dispatcher = WorkerDispatcher(registry, key=CLUSTER_KEY, on_change=known.set)
+        recovery = Recovery(state=state, patience_s=0.0)
+        dispatcher = WorkerDispatcher(registry, key=CLUSTER_KEY, on_change=known.set, recovery=recovery)
         await dispatcher.start()
         try:
             await known.wait()
@@ -106,6 +109,35 @@ def test_the_status_has_the_pools_and_whether_somebody_controls_them() -> None:
         status = await admin.status()
         assert status.has_controller
         assert [(p.role, p.desired, p.num_ready) for p in status.pools] == [("prefill", 0, 0), ("decode", 2, 0)]
+
+    with_admin(body)
+
+
+def test_workers_that_start_or_are_lost_are_in_the_status() -> None:
+    async def body(admin: PoolAdmin, state: PoolState, redis: EmbeddedRedis) -> None:
+        seen: dict[str, SeenState] = {"decode-0": "ready", "decode-1": "lost", "decode-2": "starting"}
+        seen["decode-3"] = "draining"
+        await state.show([SeenWorker(worker_id=WorkerId(w), role=Role.DECODE, state=s) for w, s in seen.items()])
+        while len((await admin.status()).workers) < 3:  # noqa: ASYNC110  the router polls
+            await asyncio.sleep(0.02)
+        states = {worker.worker_id: worker.state for worker in (await admin.status()).workers}
+        assert states == {"decode-0": "unreachable", "decode-1": "lost", "decode-2": "starting"}
+
+    with_admin(body)
+
+
+def test_a_worker_that_is_slow_to_answer_and_renews_its_registration_is_ready() -> None:
+    async def body(admin: PoolAdmin, state: PoolState, redis: EmbeddedRedis) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing
+            record = replace(RECORD, address=f"127.0.0.1:{silent.getsockname()[1]}", epoch=Epoch(2))
+            registry = Registry(redis.url, cluster="c", ttl_s=60)
+            await registry.put(record)
+            await registry.close()
+            while not (await admin.status()).workers[0].is_late:  # noqa: ASYNC110  the router polls
+                await asyncio.sleep(0.02)
+            status = await admin.status()
+        assert [(w.state, w.num_blocks) for w in status.workers] == [("ready", RECORD.num_blocks)]
+        assert {pool.role: pool.num_ready for pool in status.pools} == {"prefill": 0, "decode": 1}
 
     with_admin(body)
 

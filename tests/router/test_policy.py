@@ -7,7 +7,7 @@ import pytest
 from router.policy import route
 from router.view import CachedPrefix, ClusterView, WorkerView
 from tandem.errors import WorkerUnavailable
-from tandem.types import Role, WorkerId
+from tandem.types import Epoch, Role, WorkerId
 from tests.factories import make_request, make_worker_view
 
 P, D = Role.PREFILL, Role.DECODE
@@ -96,7 +96,7 @@ def test_a_nearer_tier_is_worth_more() -> None:
     workers = (*(make_worker_view(name, P) for name in names), make_worker_view("d0", D))
     view = ClusterView(workers=workers, cached=dict(zip(names, tiers, strict=True)))
     assert route(view, request, 0.0).prefill.worker_id == "p2"
-    without_device = view.without(frozenset({WorkerId("p2")}), frozenset())
+    without_device = view.without({(WorkerId("p2"), Epoch(1))}, set())
     assert route(without_device, request, 0.0).prefill.worker_id == "p1"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from router.policy import Route
 from router.retry import MAX_ATTEMPTS, RetryState
-from router.view import ClusterView
+from router.view import ClusterView, WorkerView
 from tandem.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -17,7 +17,7 @@ from tandem.errors import (
     TandemError,
     WorkerUnavailable,
 )
-from tandem.types import Role
+from tandem.types import Epoch, Role
 from tests.factories import make_worker_view
 
 PREFILL, DECODE = make_worker_view("p0", Role.PREFILL), make_worker_view("d0", Role.DECODE)
@@ -53,7 +53,7 @@ def test_attempts_are_bounded() -> None:
 def test_a_lost_worker_is_avoided(leg: str, bad: str) -> None:
     state = RetryState()
     state.note_failure(WorkerUnavailable("lost"), leg=leg, on=ROUTE)  # type: ignore[arg-type]
-    assert state.bad_workers == {bad}
+    assert state.bad_workers == {(bad, 1)}
     others = (make_worker_view("p1", Role.PREFILL), make_worker_view("d1", Role.DECODE))
     view = ClusterView(workers=(PREFILL, DECODE, *others))
     left = view.without(frozenset(state.bad_workers), frozenset())
@@ -67,3 +67,28 @@ def test_after_a_failed_handoff_only_the_pair_is_avoided() -> None:
     view = ClusterView(workers=(PREFILL, DECODE, make_worker_view("d1", Role.DECODE)))
     left = view.without(frozenset(state.bad_workers), frozenset(state.bad_pairs))
     assert [(p.worker_id, d.worker_id) for p, d in left.pairs()] == [("p0", "d1")]
+
+
+def test_the_successor_of_a_lost_worker_is_not_avoided() -> None:
+    state = RetryState()
+    state.note_failure(WorkerUnavailable("lost"), leg="decode", on=ROUTE)
+    successor = make_worker_view("d0", Role.DECODE, epoch=Epoch(2))
+    assert not ClusterView(workers=(PREFILL, DECODE)).without(state.bad_workers, state.bad_pairs).pairs()
+    assert ClusterView(workers=(PREFILL, successor)).without(state.bad_workers, state.bad_pairs).pairs()
+
+
+@pytest.mark.parametrize(
+    ("workers", "coming", "expected"),
+    [
+        ((PREFILL,), {Role.DECODE}, True),
+        ((PREFILL, DECODE), {Role.DECODE}, True),
+        ((), {Role.DECODE}, False),
+        ((PREFILL, DECODE), set(), False),
+        ((PREFILL, DECODE), {Role.PREFILL}, False),
+    ],
+)
+def test_waiting_helps_when_each_pool_has_a_good_worker_or_one_that_is_coming(
+    workers: tuple[WorkerView, ...], coming: set[Role], expected: bool
+) -> None:
+    view = ClusterView(workers=workers, coming=frozenset(coming)).without({DECODE.incarnation}, set())
+    assert view.may_recover() is expected

@@ -1246,11 +1246,14 @@ class WorkerStatus(_message.Message):
     TRANSPORT_FIELD_NUMBER: _builtins.int
     DEVICE_TIER_FIELD_NUMBER: _builtins.int
     COMPUTE_FIELD_NUMBER: _builtins.int
+    IS_LATE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: _builtins.str
     """"prefill" or "decode"."""
     state: _builtins.str
-    """"ready", "draining" or "unreachable" (registered, but did not answer the router in time)."""
+    """"ready", "draining" or "unreachable" (registered, but not to be reached); "starting" or "lost" (was ready, and is
+    being started again) for those that are not registered: of them only id, role and generation are known.
+    """
     address: _builtins.str
     """gRPC address, host:port."""
     epoch: _builtins.int
@@ -1280,6 +1283,8 @@ class WorkerStatus(_message.Message):
     """What it computes with, for people: "cpu, float32, attention avx2" or "cuda:0 (NVIDIA H200), bfloat16, attention
     flashinfer, CUDA graphs up to 64 sequences".
     """
+    is_late: _builtins.bool
+    """It took too long to answer the router: this is its last heartbeat, without counters, links and cached blocks."""
     @_builtins.property
     def cores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Cores the engine is pinned to; empty when it is not."""
@@ -1315,10 +1320,11 @@ class WorkerStatus(_message.Message):
         transport: _builtins.str = ...,
         device_tier: Global___DeviceTier | None = ...,
         compute: _builtins.str = ...,
+        is_late: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_tier", b"device_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "compute", b"compute", "cores", b"cores", "device_tier", b"device_tier", "epoch", b"epoch", "generation", b"generation", "links", b"links", "metrics_url", b"metrics_url", "node", b"node", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_handoffs", b"num_handoffs", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pid", b"pid", "role", b"role", "state", b"state", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "compute", b"compute", "cores", b"cores", "device_tier", b"device_tier", "epoch", b"epoch", "generation", b"generation", "is_late", b"is_late", "links", b"links", "metrics_url", b"metrics_url", "node", b"node", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_handoffs", b"num_handoffs", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pid", b"pid", "role", b"role", "state", b"state", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1339,6 +1345,7 @@ class LinkStatus(_message.Message):
     PROBED_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     LATENCY_S_FIELD_NUMBER: _builtins.int
     SLOW_FIELD_NUMBER: _builtins.int
+    PEER_EPOCH_FIELD_NUMBER: _builtins.int
     peer_worker_id: _builtins.str
     transport: _builtins.str
     detail: _builtins.str
@@ -1352,6 +1359,8 @@ class LinkStatus(_message.Message):
     latency_s: _builtins.float
     slow: _builtins.bool
     """Whether that is slower than transfer.min_gbps."""
+    peer_epoch: _builtins.int
+    """The peer's incarnation number, as in WorkerStatus."""
     def __init__(
         self,
         *,
@@ -1364,10 +1373,11 @@ class LinkStatus(_message.Message):
         probed_bytes_per_s: _builtins.float = ...,
         latency_s: _builtins.float = ...,
         slow: _builtins.bool = ...,
+        peer_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "detail", b"detail", "latency_s", b"latency_s", "num_bytes", b"num_bytes", "num_messages", b"num_messages", "peer_worker_id", b"peer_worker_id", "probed_bytes_per_s", b"probed_bytes_per_s", "slow", b"slow", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "detail", b"detail", "latency_s", b"latency_s", "num_bytes", b"num_bytes", "num_messages", b"num_messages", "peer_epoch", b"peer_epoch", "peer_worker_id", b"peer_worker_id", "probed_bytes_per_s", b"probed_bytes_per_s", "slow", b"slow", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
