@@ -1,8 +1,9 @@
 """Which prompt comes before which on a prefill worker, and for which tickets are due. Pure.
 
-Shortest remaining first, with ageing: a prompt stands at `tokens left + ageing * arrival`, the lowest first. This needs
-no clock, because all prompts age alike. A prompt of n tokens is overtaken only by those that arrive less than
-`n / ageing` seconds after it, so nobody starves. A level of priority counts as `PRIORITY_S` seconds of arrival.
+Shortest remaining first, with ageing: a prompt stands at `tokens left + ageing * (arrival + served)`, the lowest
+first. This needs no clock, because all that wait age alike; one that is computed does not age, or the end of a long
+prompt would stand before short ones. A prompt of n tokens is overtaken only by those that arrive before it has waited
+`n / ageing` seconds, so nobody starves. A level of priority counts as `PRIORITY_S` seconds of arrival.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from tandem.types import RequestId, WorkerId
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefillOrder:
-    """`ageing_tokens_per_s`: how many tokens less a prompt counts for each second that it arrived earlier."""
+    """`ageing_tokens_per_s`: how many tokens less a prompt counts for each second that it has waited longer."""
 
     ageing_tokens_per_s: float
 
     def standing(self, sequence: PrefillSequence) -> float:
-        """The lower, the sooner; it falls while the prompt is computed, and otherwise never changes but for hits."""
-        return sequence.num_expected + self.ageing_tokens_per_s * sequence.request.order_s
+        """The lower, the sooner; it changes while the prompt is computed, and otherwise for hits alone."""
+        since_s = sequence.request.order_s + sequence.served_s
+        return sequence.num_expected + self.ageing_tokens_per_s * since_s
 
     def sort(self, sequences: Iterable[PrefillSequence]) -> list[PrefillSequence]:
         """In order; equal ones as they came."""

@@ -238,8 +238,10 @@ class PrefillScheduler:
             loads=loads,
         )
 
-    def commit(self, plan: PrefillPlan, tokens: Sequence[Sequence[SampledToken]]) -> tuple[FirstOutput, ...]:
-        """Books an executed plan; `tokens` has one for each choice of each last chunk's request.
+    def commit(
+        self, plan: PrefillPlan, tokens: Sequence[Sequence[SampledToken]], *, elapsed_s: float = 0.0
+    ) -> tuple[FirstOutput, ...]:
+        """Books a plan that took `elapsed_s` to execute; `tokens` has one for each choice of each last chunk's request.
 
         Requests released meanwhile give no output, and their blocks are freed now.
         """
@@ -251,6 +253,7 @@ class PrefillScheduler:
                 continue
             sequence.num_computed += chunk.num_tokens
             sequence.num_chunks += 1
+            sequence.served_s += elapsed_s
             self._publish(sequence)
             if chunk.is_last:
                 assert len(sampled) == chunk.request.num_choices

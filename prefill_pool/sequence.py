@@ -27,6 +27,8 @@ class PrefillSequence:
     phase: Phase = Phase.QUEUED
     num_computed: int = 0
     num_chunks: int = 0
+    served_s: float = 0.0
+    """Seconds of iterations that computed something of it."""
     num_cached: int = 0
     """Prompt tokens that were not computed because their KV was here, or was loaded."""
     block_ids: tuple[BlockId, ...] = ()

@@ -83,6 +83,7 @@ class PrefillWorker:
         self._idle.set()
         self._channels = Channels(key)
         self._block_size = executor.cache.layout.block_size
+        self._elapsed_s = 0.0
         self._pace = Pace(
             max_iteration_s=limits.max_iteration_s,
             block_size=self._block_size,
@@ -369,8 +370,9 @@ class PrefillWorker:
             self.store.end_loads(plan, jobs, loads)
             self.metrics.load_wait_seconds.observe(loads.waited_s)
         waited_s = 0.0 if loads is None else loads.waited_s
-        self._pace.observe(plan.num_tokens, ended_s - now - waited_s)
-        self.metrics.iteration(ended_s - now, num_sequences=len(plan.chunks), num_tokens=plan.num_tokens)
+        self._elapsed_s = ended_s - now
+        self._pace.observe(plan.num_tokens, self._elapsed_s - waited_s)
+        self.metrics.iteration(self._elapsed_s, num_sequences=len(plan.chunks), num_tokens=plan.num_tokens)
         for job, output in zip(jobs, outputs, strict=True):
             if job is not None:
                 job.ended_s = ended_s
@@ -391,7 +393,7 @@ class PrefillWorker:
         return -(-end // self._block_size) if chunk.is_last else end // self._block_size
 
     def _commit(self, plan: PrefillPlan, tokens: list[tuple[SampledToken, ...]]) -> Callable[[], None]:
-        outputs = self.scheduler.commit(plan, tokens)
+        outputs = self.scheduler.commit(plan, tokens, elapsed_s=self._elapsed_s)
         self.num_tokens += plan.num_tokens
         self.store.write_back.changed()
         return lambda: self._soon(self._on_first, outputs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
@@ -25,10 +27,11 @@ def make_scheduler(*, num_blocks: int = 1024, budget: int = 16, lookahead: int =
     )
 
 
-def run(scheduler: PrefillScheduler) -> tuple[PrefillPlan, list[RequestId]]:
+def run(scheduler: PrefillScheduler, *, elapsed_s: float = 0.0) -> tuple[PrefillPlan, list[RequestId]]:
     """One iteration; who is done with it gives its blocks back."""
     plan = scheduler.schedule()
-    outputs = scheduler.commit(plan, [sampled(7) if chunk.is_last else [] for chunk in plan.chunks])
+    tokens = [sampled(7) if chunk.is_last else [] for chunk in plan.chunks]
+    outputs = scheduler.commit(plan, tokens, elapsed_s=elapsed_s)
     for output in outputs:
         scheduler.release(output.request_id)
     scheduler.check_invariants()
@@ -86,6 +89,15 @@ def test_a_prompt_that_waited_long_enough_is_not_overtaken() -> None:
     assert names(run(scheduler)[0]) == ["long"]
 
 
+def test_a_prompt_does_not_age_while_it_is_computed() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request("long", num_prompt_tokens=100), destination=None)
+    for _ in range(5):
+        assert names(run(scheduler, elapsed_s=2.0)[0]) == ["long"]
+    scheduler.add(make_request("short", num_prompt_tokens=16, arrival_s=10.0), destination=None)
+    assert names(run(scheduler, elapsed_s=2.0)[0]) == ["short"]
+
+
 def test_a_level_of_priority_counts_like_seconds_of_waiting() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request("first", num_prompt_tokens=16), destination=None)
@@ -141,6 +153,7 @@ def test_a_prompt_is_overtaken_only_by_those_that_come_before_its_tokens_over_th
     """And so it is done when at most those are: whatever comes, in whatever sizes, for as long as it likes."""
     scheduler = make_scheduler(budget=data.draw(st.integers(1, 40)))
     waiting: dict[RequestId, Request] = {}
+    served_s: Counter[str] = Counter()
     now = 0.0
     for i in range(data.draw(st.integers(1, 60))):
         now += data.draw(st.floats(0, 5))
@@ -152,12 +165,14 @@ def test_a_prompt_is_overtaken_only_by_those_that_come_before_its_tokens_over_th
         )
         scheduler.add(request, destination=None)
         waiting[request.request_id] = request
-        plan, done = run(scheduler)
+        elapsed_s = data.draw(st.floats(0, 3))
+        plan, done = run(scheduler, elapsed_s=elapsed_s)
         computed = set(names(plan))
         for first in waiting.values():
-            last_s = first.order_s + len(first.prompt_token_ids) / RATE
+            last_s = first.order_s + served_s[first.request_id] + len(first.prompt_token_ids) / RATE
             overtaking = [c for c in plan.chunks if c.request.order_s >= last_s]
             assert first.request_id in computed or not overtaking
+        served_s.update(dict.fromkeys(computed, elapsed_s))
         for request_id in done:
             del waiting[request_id]
 
