@@ -4,7 +4,7 @@
 
 A prefill worker with real weights in this process, one thread. Every round asks it for short prompts alone, for a long
 one alone, and for short ones that come while a long one is computed, under each order in turn. First come, first
-served is the same scheduler with an ageing that outweighs every length. A ratio of 1 is a short prompt that waited for
+served is the same scheduler with another order in it. A ratio of 1 is a short prompt that waited for
 one iteration of the long one; the long prompt's own ratio is what it pays for those that overtake it. What is promised
 is said in tokens, which no load of the machine can change: those of others that are computed from a short prompt's
 arrival to its first token, the whole iteration that runs when it comes among them, over one iteration's budget.
@@ -29,6 +29,8 @@ import torch
 from benchmarks.report import finish
 from kv_transfer.loopback import ShmTransport
 from prefill_pool.job import PrefillLimits
+from prefill_pool.order import PrefillOrder
+from prefill_pool.sequence import PrefillSequence
 from prefill_pool.worker import PrefillWorker
 from tandem.config import PrefillConfig
 from tandem.errors import TandemError
@@ -43,8 +45,14 @@ from tandem.types import Epoch, Request, RequestId, SamplingParams, WorkerId
 BLOCK_SIZE = 16
 NUM_BLOCKS = 320
 LONG_TOKENS, SHORT_TOKENS = 4000, 64
-ORDERS = {"first come": 1e9, "shortest first": PrefillConfig().ageing_tokens_per_s}
-"""Ageing, in tokens per second."""
+ORDERS = ("first come", "shortest first")
+
+
+class FirstCome(PrefillOrder):
+    """What a scheduler would do that looks at nothing but arrival."""
+
+    def standing(self, sequence: PrefillSequence) -> float:
+        return sequence.request.order_s
 
 
 class TimedExecutor(TorchExecutor):
@@ -126,18 +134,18 @@ class Asker:
                 return first_s
 
 
-def make_worker(executor: TimedExecutor, transport: ShmTransport, ageing_tokens_per_s: float) -> PrefillWorker:
-    """With the configuration's defaults but for the ageing."""
+def make_worker(executor: TimedExecutor, transport: ShmTransport, order: str) -> PrefillWorker:
+    """With the configuration's defaults, but for the order."""
     defaults = PrefillConfig()
     limits = PrefillLimits(
         max_batch_tokens=defaults.max_batch_tokens,
         max_batch_sequences=defaults.max_batch_sequences,
         ticket_lookahead_tokens=defaults.ticket_lookahead_tokens,
-        ageing_tokens_per_s=ageing_tokens_per_s,
+        ageing_tokens_per_s=defaults.ageing_tokens_per_s,
         lease_s=10.0,
         max_resends=1,
     )
-    return PrefillWorker(
+    worker = PrefillWorker(
         executor,
         worker_id=WorkerId("prefill-0"),
         epoch=Epoch(1),
@@ -147,6 +155,9 @@ def make_worker(executor: TimedExecutor, transport: ShmTransport, ageing_tokens_
         limits=limits,
         on_crash=crashed,
     )
+    if order == "first come":
+        worker.scheduler.order = FirstCome(ageing_tokens_per_s=defaults.ageing_tokens_per_s)
+    return worker
 
 
 @dataclass(kw_only=True, slots=True)
@@ -168,14 +179,14 @@ class Round:
         return [ttft_s / (self.alone_s + self.iteration_s) for ttft_s in self.beside_s]
 
 
-async def one_round(executor: TimedExecutor, ageing_tokens_per_s: float, *, seed: int, num_shorts: int) -> Round:
+async def one_round(executor: TimedExecutor, order: str, *, seed: int, num_shorts: int) -> Round:
     """Short alone, long alone, then both: a short prompt each time that the one before has its answer.
 
     As many long ones as it takes for `num_shorts`.
     """
     layout = executor.cache.layout
     transport = ShmTransport(worker_id=WorkerId("prefill-0"))
-    worker = make_worker(executor, transport, ageing_tokens_per_s)
+    worker = make_worker(executor, transport, order)
     asker = Asker(worker=worker, drawn=random.Random(seed))
     assert layout.num_blocks_for(LONG_TOKENS) < NUM_BLOCKS
     try:
@@ -236,9 +247,9 @@ def measure(num_rounds: int, num_shorts: int) -> tuple[dict[str, float], dict[st
     executor = make_executor(slab)
     rounds: dict[str, list[Round]] = {name: [] for name in ORDERS}
     for seed in range(num_rounds):
-        for name, ageing in ORDERS.items():
+        for name in ORDERS:
             enough = 1 if name == "first come" else num_shorts
-            rounds[name].append(asyncio.run(one_round(executor, ageing, seed=seed, num_shorts=enough)))
+            rounds[name].append(asyncio.run(one_round(executor, name, seed=seed, num_shorts=enough)))
     figures: dict[str, float] = {}
     ratios: dict[str, float] = {}
     for name, times in rounds.items():

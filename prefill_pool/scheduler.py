@@ -108,7 +108,7 @@ class PrefillScheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_batch_sequences = max_batch_sequences
         self._lookahead = ticket_lookahead_tokens
-        self._order = PrefillOrder(ageing_tokens_per_s=ageing_tokens_per_s)
+        self.order = PrefillOrder(ageing_tokens_per_s=ageing_tokens_per_s)
         self._sequences: dict[RequestId, PrefillSequence] = {}
         self._num_before = 0
         """Tokens of the newest plan."""
@@ -153,7 +153,7 @@ class PrefillScheduler:
 
     def wanted_tickets(self) -> tuple[RequestId, ...]:
         """Requests to ask a ticket for now, in order; each is named once."""
-        wanted = due_tickets(self._order.sort(self._sequences.values()), self._lookahead)
+        wanted = due_tickets(self.order.sort(self._sequences.values()), self._lookahead)
         for request_id in wanted:
             self._sequences[request_id].phase = Phase.OFFERED
         return wanted
@@ -197,7 +197,7 @@ class PrefillScheduler:
         budget = self._max_batch_tokens if most_tokens is None else min(most_tokens, self._max_batch_tokens)
         batch = _Batch(budget=budget, num_before=self._num_before)
         has_blocks = True
-        for sequence in self._order.sort(s for s in self._sequences.values() if s.may_run):
+        for sequence in self.order.sort(s for s in self._sequences.values() if s.may_run):
             room = batch.room_for(sequence)
             if not room or len(batch.chunks) == self._max_batch_sequences:
                 break

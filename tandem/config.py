@@ -74,8 +74,8 @@ class PrefillConfig:
     ageing_tokens_per_s: float = 20.0
     """The prompt with the fewest tokens left is computed first, and each second of waiting counts like so many tokens
     less: a prompt of n tokens is overtaken only by those that come before it has waited n / ageing_tokens_per_s
-    seconds. A twentieth of what the worker computes in a second is a good value; much more than it computes is first
-    come, first served."""
+    seconds. A twentieth of what the worker computes in a second is a good value; much more than that, and length
+    hardly counts beside waiting."""
     max_batch_sequences: int = 16
     """Most prompts in one iteration."""
     ticket_lookahead_tokens: int = 1024
