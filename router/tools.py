@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from router.json_schema import check_schema
+from router.json_schema import check_object_schema
 from tandem.errors import InvalidRequest
 from tandem.types import Grammar, GrammarKind
 
@@ -98,13 +98,19 @@ def check_tools(use: ToolUse) -> None:
                 param=f"tools[{i}].name",
             )
         if tool.parameters is not None and (tool.strict or use.choice in ("required", tool.name)):
-            check_schema(dict(tool.parameters), param=f"tools[{i}].parameters")
+            check_object_schema(_as_object(tool.parameters), param=f"tools[{i}].parameters")
     if len(set(names)) < len(names):
         raise InvalidRequest("tools: two have the same name", param="tools")
     if use.choice == "required" and not names:
         raise InvalidRequest("tool_choice is required, but there are no tools", param="tool_choice")
     if use.choice not in (*_WORDS, *names):
         raise InvalidRequest(f"tool_choice names {use.choice!r}, which is none of the tools", param="tool_choice")
+
+
+def _as_object(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema, with its type where it is left out because there can be only one."""
+    says_what = {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
+    return dict(parameters) if parameters.keys() & says_what else {"type": "object", **parameters}
 
 
 def tool_grammar(use: ToolUse, output: ToolFormat) -> Grammar | None:
@@ -136,7 +142,7 @@ def _calls(tags: Sequence[Mapping[str, Any]], *, at_most: int) -> dict[str, Any]
 
 def _tag(tool: Tool, output: ToolFormat, *, held: bool) -> dict[str, Any]:
     begin, end = output.around(tool.name)
-    schema = dict(tool.parameters) if held and tool.parameters is not None else {"type": "object"}
+    schema = _as_object(tool.parameters) if held and tool.parameters is not None else {"type": "object"}
     return {"type": "tag", "begin": begin, "content": {"type": "json_schema", "json_schema": schema}, "end": end}
 
 

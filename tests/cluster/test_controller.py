@@ -257,8 +257,11 @@ def test_a_lost_worker_is_told_of_and_shown_before_it_is_back() -> None:
             async def shown() -> bool:
                 return ("decode-0", "lost") in {(w.worker_id, w.state) for w in await world.state.seen()}
 
+            async def told() -> bool:
+                return any("decode-0" in note for note in world.events.notes)
+
             await world.until(shown)
-            assert [note for note in world.events.notes if "decode-0" in note]
+            await world.until(told)
             world.pools.may_start.set()
             await world.until_ready("prefill-0", "decode-0")
 

@@ -57,6 +57,23 @@ def test_a_grammar_allows_what_was_asked_and_nothing_else(grammar: Grammar, righ
         ({"$defs": {"x": {"contains": {}}}}, "p.$defs.x: the keyword 'contains'"),
         ({"allOf": [{}, {}]}, "'allOf' is supported with one member only"),
         ({"properties": {"a": 5}}, "p.properties.a must be a JSON Schema"),
+        ({"items": {"multipleOf": 100}}, "p.items: the keyword 'multipleOf'"),
+        ({"type": "object", "required": ["zz"]}, "'required' names 'zz'"),
+        ({"required": "a"}, "'required' must be a list of names"),
+        ({"type": []}, "'type' must be one or several of"),
+        ({"type": "frob"}, "'type' must be one or several of"),
+        ({"anyOf": []}, "'anyOf' must be a list that is not empty"),
+        ({"enum": []}, "'enum' must be a list that is not empty"),
+        ({"$ref": "http://x/y"}, "'$ref' is supported within the schema only"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}, "minimum": 3}, "'$ref' is supported without 'minimum'"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}, "type": "string"}, "'$ref' is supported without 'type'"),
+        ({"anyOf": [{"type": "string"}], "maxLength": 2}, "'anyOf' is supported without 'maxLength'"),
+        ({"anyOf": [{"type": "string"}], "type": "object"}, "must be that of each member"),
+        ({"allOf": [{}], "properties": {}}, "'allOf' is supported without 'properties'"),
+        ({"const": 1, "enum": [2]}, "'enum' is supported without 'const'"),
+        ({"type": "string", "minLength": 3, "pattern": "^a+$"}, "'pattern' is supported without 'minLength'"),
+        ({"type": "integer", "enum": ["a"]}, "'a' is not of the type 'integer'"),
+        ({"type": "integer", "const": True}, "True is not of the type 'integer'"),
         ([], "must be a JSON Schema"),
         ("{", "not valid JSON"),
     ],
@@ -68,8 +85,22 @@ def test_what_would_not_be_held_is_refused_with_its_place(schema: Any, words: st
     assert caught.value.param == "p"
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["string", "null"], "enum": ["a", None], "title": "A", "default": None},
+        {"anyOf": [{"type": "string"}, {"type": "null"}], "description": "either"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}, "description": "a"},
+        {"type": "object", "properties": {"a": {"const": 1, "type": "number"}}, "required": ["a"]},
+        {"type": "object", "anyOf": [{"type": "object", "properties": {}}]},
+    ],
+)
+def test_what_libraries_write_beside_a_keyword_is_taken(schema: Any) -> None:
+    check_grammar(schema_grammar(schema, param="p"), param="p")
+
+
 def test_what_only_looks_like_a_keyword_is_none() -> None:
-    schema = {"properties": {"not": {"type": "string"}}, "enum": [{"if": 1}], "uniqueItems": False}
+    schema = {"properties": {"not": {"type": "string"}, "a": {"enum": [{"if": 1}]}}, "uniqueItems": False}
     schema_grammar(schema, param="p")
 
 

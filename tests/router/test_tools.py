@@ -57,6 +57,9 @@ def call(name: str, arguments: str, output: ToolFormat = ToolFormat.LIST) -> str
         (ToolUse(tools=(ADD,), choice="other"), "tool_choice"),
         (ToolUse(tools=(Tool(name="f", parameters={"not": {}}, strict=True),)), "tools[0].parameters"),
         (ToolUse(tools=(Tool(name="f", parameters={"not": {}}),), choice="f"), "tools[0].parameters"),
+        (ToolUse(tools=(Tool(name="f", parameters={"type": "string"}),), choice="f"), "tools[0].parameters"),
+        (ToolUse(tools=(Tool(name="f", parameters={"enum": [1]}),), choice="required"), "tools[0].parameters"),
+        (ToolUse(tools=(Tool(name="f", parameters={"$ref": "#/$defs/x"}),), choice="f"), "tools[0].parameters"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(use: ToolUse, param: str) -> None:
