@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 RUNS ?= 5
-JOBS ?= 2
+JOBS ?= 3
 
 .PHONY: help install native demo up test fuzz check bench bench-peers proto helm-tools helm-check helm-golden chart clean
 .DEFAULT_GOAL := help
@@ -51,7 +51,7 @@ up: install
 test: install
 	@$(BIN)/python -m tools.get_helm .tools || echo 'no helm: the tests of a deployed chart are skipped'
 	@$(BIN)/python -m tools.get_promtool .tools || echo 'no promtool: alerts are not tried in it'
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder $(ARGS)
 
 fuzz: install
 	@for run in $$(seq $(RUNS)); do \

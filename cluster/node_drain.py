@@ -47,18 +47,18 @@ async def drain_node(
 
 
 async def _move(registry: Registry, state: PoolState, *, node_ip: str, timeout_s: float) -> list[WorkerId]:
+    """Looks at the clock itself: a call to Redis that is cancelled at its very end may not tell anybody."""
     asked: list[WorkerId] = []
-    left: list[WorkerId] = []
-    try:
-        async with asyncio.timeout(timeout_s):
-            while left := [record.worker_id for record in await workers_at(registry, node_ip)]:
-                for worker_id in left:
-                    if worker_id not in asked:
-                        await state.ask_drain(worker_id)
-                        asked.append(worker_id)
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError as exc:
-        raise ClusterError(f"still at {node_ip} after {timeout_s:g} s: {', '.join(left)}") from exc
+    ends_s = time.monotonic() + timeout_s
+    while left := [record.worker_id for record in await workers_at(registry, node_ip)]:
+        for worker_id in left:
+            if worker_id not in asked:
+                await state.ask_drain(worker_id)
+                asked.append(worker_id)
+        remaining_s = ends_s - time.monotonic()
+        if remaining_s <= 0.0:
+            raise ClusterError(f"still at {node_ip} after {timeout_s:g} s: {', '.join(left)}")
+        await asyncio.sleep(min(_POLL_S, remaining_s))
     return asked
 
 

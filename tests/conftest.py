@@ -20,8 +20,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 _UNHURRIED = [HealthCheck.too_slow]
 """How quickly examples are made says how busy the machine is."""
-settings.register_profile("suite", derandomize=True, suppress_health_check=_UNHURRIED)
-settings.register_profile("search", derandomize=False, print_blob=True, suppress_health_check=_UNHURRIED)
+settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=_UNHURRIED)
+settings.register_profile("search", derandomize=False, deadline=None, print_blob=True, suppress_health_check=_UNHURRIED)
 settings.load_profile("suite")  # the same examples each time; `make fuzz` looks for new ones
 
 PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
