@@ -107,7 +107,13 @@ def test_choices_share_blocks_on_every_rank_and_scores_come_from_all_of_the_voca
     on_pair(mha, Shape(tp=2, pp=2), Shape(tp=2), use)
 
 
-def test_what_a_destination_holds_already_is_sent_to_none_of_its_ranks(mha: Path) -> None:
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [(Shape(tp=4), Shape(tp=2)), (Shape(tp=2, pp=2), Shape(tp=2)), (Shape(tp=2), Shape(pp=2))],
+)
+def test_what_a_destination_holds_already_is_sent_to_none_of_its_ranks(
+    mha: Path, prefill: Shape, decode: Shape
+) -> None:
     first, longer = make_prompt(64), [*make_prompt(64), *make_prompt(20, seed=1)]
 
     async def use(prefill: RankedWorker, decode: RankedWorker, tracker: WorkerTracker) -> None:
@@ -116,17 +122,19 @@ def test_what_a_destination_holds_already_is_sent_to_none_of_its_ranks(mha: Path
             tokens = [step.token_id async for step in dispatch if isinstance(step, TokenStep)]
             result = await dispatch.finish()
         assert tokens == monolithic(mha, longer)
-        layout = decode.service.worker.executor.cache.layout
+        executor = decode.service.worker.executor
+        layout = executor.spec.kv_layout(block_size=executor.cache.layout.block_size, dtype="float32")
+        block_bytes = layout.num_layers * layout.block_layer_bytes  # all ranks' together
         num_new = layout.num_blocks_for(len(longer)) - len(first) // layout.block_size
         assert result.prefill.num_cached_tokens == len(first)
-        sent = 2 * num_new * layout.num_layers * layout.block_layer_bytes
+        sent = num_new * block_bytes
         assert result.prefill.transfer.num_bytes == sent
-        whole = 2 * layout.num_blocks_for(len(first)) * layout.num_layers * layout.block_layer_bytes
+        whole = layout.num_blocks_for(len(first)) * block_bytes
         assert decode.service.worker.receiver.arrived.num_bytes == whole + sent
         [link] = prefill.service.status().links
         assert (link.peer_worker_id, link.num_bytes) == (decode.view.worker_id, whole + sent)
 
-    on_pair(mha, Shape(tp=4), Shape(tp=2), use)
+    on_pair(mha, prefill, decode, use)
 
 
 @pytest.mark.parametrize("fault", [Fault.DROP, Fault.CORRUPT])
