@@ -29,6 +29,7 @@ from cluster.options import ConfigOption, JsonOption
 from cluster.pool_commands import drain, restart, scale
 from cluster.router_command import router
 from cluster.serve import StoppedBySignal
+from cluster.simulate_command import simulate
 from cluster.start_command import start
 from tandem.config import TransportName
 from tandem.errors import ConfigError, TandemError
@@ -199,6 +200,8 @@ cache_app = typer.Typer(cls=EchoGroup, help="What is cached where, and what to d
 for name, (command, arguments) in CACHE_COMMANDS.items():
     cache_app.command(name, epilog=f"Example: tandem cache {name} {arguments}")(friendly(with_access(command)))
 app.add_typer(cache_app, name="cache")
+
+app.command(epilog="Example: tandem simulate --workers 8 --rate 12 --ttft-slo 1")(friendly(simulate))
 
 
 @app.command(epilog="Example: tandem doctor --config cluster.yaml")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from kv_transfer.handoff import BlockRange
 from kv_transfer.sender import OutgoingHandoff
-from kv_transfer.sizing import Chunk, layer_groups, layers_per_message
+from kv_transfer.sizing import Chunk, layer_groups, message_layers
 from tandem.types import BlockId
 
 
@@ -41,7 +41,7 @@ class Shipments:
         whole = BlockRange(
             layer=self._layers.start, num_layers=len(self._layers), first_block=first_block, num_blocks=num_blocks
         )
-        size = self._size(handoff, chunk)
+        size = message_layers(chunk, handoff.speed, fixed=self._layers_per_message)
         handoff.ship(whole, block_ids, layers_per_message=size)
         self.add_sized(handoff, whole, block_ids, layers_per_message=size)
 
@@ -54,14 +54,6 @@ class Shipments:
             for first, count in layer_groups(whole.num_layers, min(layers_per_message, whole.num_layers))
         }
         self._shipments.append(_Shipment(handoff=handoff, block_ids=block_ids, by_last_layer=by_last_layer))
-
-    def _size(self, handoff: OutgoingHandoff, chunk: Chunk) -> int:
-        """One layer each until both speeds are known."""
-        if self._layers_per_message:
-            return self._layers_per_message
-        if handoff.speed is None or not chunk.layer_s:
-            return 1
-        return layers_per_message(chunk, handoff.speed)
 
     def written(self, layer: int) -> None:
         """The KV of a layer (the model's number) is in the cache: posts every message that it completes."""

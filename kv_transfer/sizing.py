@@ -41,6 +41,15 @@ def layers_per_message(chunk: Chunk, link: LinkSpeed, *, post_s: float = POST_S)
     return min(range(chunk.num_layers, 0, -1), key=lambda size: lost_s(chunk, link, size, post_s=post_s))
 
 
+def message_layers(chunk: Chunk, link: LinkSpeed | None, *, fixed: int = 0) -> int:
+    """Layers in a message of this chunk: `fixed` where that is set, one until both speeds are known, else the best."""
+    if fixed:
+        return fixed
+    if link is None or not chunk.layer_s:
+        return 1
+    return layers_per_message(chunk, link)
+
+
 def lost_s(chunk: Chunk, link: LinkSpeed, size: int, *, post_s: float = POST_S) -> float:
     """Seconds that the request loses with messages of `size` layers: to posting, and to KV not moved at the end.
 

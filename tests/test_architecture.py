@@ -119,6 +119,23 @@ PURE = (
     "cluster/fabric.py",
     "cluster/short_ids.py",
     "cluster/ray_node_settings.py",
+    "cluster/simulator/events.py",
+    "cluster/simulator/cost_model.py",
+    "cluster/simulator/models.py",
+    "cluster/simulator/workload.py",
+    "cluster/simulator/network.py",
+    "cluster/simulator/life.py",
+    "cluster/simulator/plant.py",
+    "cluster/simulator/handoff.py",
+    "cluster/simulator/prefill.py",
+    "cluster/simulator/decode.py",
+    "cluster/simulator/router.py",
+    "cluster/simulator/usage.py",
+    "cluster/simulator/disaggregated.py",
+    "cluster/simulator/colocated.py",
+    "cluster/simulator/world.py",
+    "cluster/simulator/summary.py",
+    "cluster/simulator/splits.py",
 )
 """Modules that decide: standard library only, without clock, threads, environment or global randomness.
 

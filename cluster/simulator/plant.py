@@ -1,0 +1,75 @@
+"""What is simulated: the cluster's own configuration, and what its devices and links can do. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from cluster.simulator.cost_model import DeviceSpec, ModelCost, Work, WorkerCost
+from kv_transfer.sizing import LinkSpeed
+from tandem.config import ClusterConfig
+from tandem.errors import ConfigError
+
+_BATCH_TOKENS = 2048
+_BATCH_SEQUENCES = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plant:
+    """`config` means here what it means to a live cluster; its number of blocks too."""
+
+    model: ModelCost
+    device: DeviceSpec
+    link: LinkSpeed
+    """Of the KV between two workers."""
+    config: ClusterConfig = field(default_factory=ClusterConfig)
+    control_s: float = 0.001
+    """One way of a control message: a leg's request, an offer, a ticket, a token to the client."""
+
+    def __post_init__(self) -> None:
+        for pool in ("prefill", "decode"):
+            stages = getattr(self.config, pool).pipeline_parallel
+            if stages > 1:
+                raise ConfigError(
+                    f"{pool}.pipeline_parallel must be 1 to be simulated, got {stages}", param="pipeline_parallel"
+                )
+
+    @property
+    def block_size(self) -> int:
+        """Tokens."""
+        return self.config.model.block_size
+
+    @property
+    def block_layer_bytes(self) -> float:
+        """One block in one layer."""
+        return self.model.token_bytes * self.block_size / self.model.num_layers
+
+    @property
+    def prefill_cost(self) -> WorkerCost:
+        """Of one prefill worker."""
+        return WorkerCost(model=self.model, device=self.device, num_devices=self.config.prefill.tensor_parallel)
+
+    @property
+    def decode_cost(self) -> WorkerCost:
+        """Of one decode worker."""
+        return WorkerCost(model=self.model, device=self.device, num_devices=self.config.decode.tensor_parallel)
+
+
+def config_for(model: ModelCost, device: DeviceSpec, *, num_prefill: int, num_decode: int) -> ClusterConfig:
+    """Settings that suit a device, where a cluster has no configuration of its own yet.
+
+    Blocks are what fits beside the weights. Raises ConfigError when there is no room for any.
+    """
+    cost = WorkerCost(model=model, device=device)
+    base = ClusterConfig()
+    num_blocks = cost.num_blocks(base.model.block_size)
+    tokens_per_s = _BATCH_TOKENS / cost.iteration_s([Work(num_before=0, num_tokens=_BATCH_TOKENS)])
+    prefill = replace(
+        base.prefill,
+        num_workers=num_prefill,
+        num_blocks=num_blocks,
+        max_batch_tokens=_BATCH_TOKENS,
+        ticket_lookahead_tokens=2 * _BATCH_TOKENS,
+        ageing_tokens_per_s=tokens_per_s / 20,
+    )
+    decode = replace(base.decode, num_workers=num_decode, num_blocks=num_blocks, max_batch_sequences=_BATCH_SEQUENCES)
+    return replace(base, prefill=prefill, decode=decode)
