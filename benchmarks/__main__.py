@@ -7,7 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("engine", "fairness", "transfer", "ranks", "store", "conversations", "startup", "scaling", "recovery")
+NAMES = (
+    "engine",
+    "fairness",
+    "transfer",
+    "ranks",
+    "store",
+    "conversations",
+    "startup",
+    "scaling",
+    "recovery",
+    "simulator",
+)
 
 
 def _name(text: str) -> str:
