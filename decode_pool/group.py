@@ -147,22 +147,25 @@ class DecodeGroup:
 
     def _publish_prompt(self, pool: PrefixPool) -> None:
         """Names the prompt's full blocks. What came twice meanwhile is kept once."""
-        names = self.prompt_names
-        own = self.prompt_blocks[: len(names)]
-        found = pool.publish(names, own, tenant=self.tenant)
-        self.counts.update(block for block, mine in zip(found, own, strict=True) if block != mine)
-        self._release((mine for block, mine in zip(found, own, strict=True) if block != mine), pool)
-        self.prompt_blocks = (*found, *self.prompt_blocks[len(names) :])
-        self.named = found
+        names, num_known = self.prompt_names, len(self.named)
+        own = self.prompt_blocks[num_known : len(names)]
+        found = pool.publish(names, own, num_known=num_known, tenant=self.tenant)
+        if found != own:
+            others = [(block, mine) for block, mine in zip(found, own, strict=True) if block != mine]
+            self.counts.update(block for block, _ in others)
+            self._release((mine for _, mine in others), pool)
+        self.named += found
+        self.prompt_blocks = (*self.named, *self.prompt_blocks[len(names) :])
 
     def end(self, choice: int, pool: PrefixPool) -> None:
         """A choice is over: its own references go, others' stay. Its full blocks are named first."""
         sequence = self.sequences.pop(choice)
         names = self._names_of(sequence)
-        own = sequence.block_ids[: len(names)]
-        found = pool.publish(names, own, tenant=self.tenant)
-        prompt = zip(found[: len(self.prompt_names)], own, strict=False)
-        self.named = tuple(block for block, mine in prompt if block == mine)
+        num_known = len(self.named)
+        own = sequence.block_ids[num_known : len(names)]
+        found = pool.publish(names, own, num_known=num_known, tenant=self.tenant)
+        prompt = zip(found[: len(self.prompt_names) - num_known], own, strict=False)
+        self.named += tuple(block for block, mine in prompt if block == mine)
         self._release(sequence.block_ids, pool)
         pool.release(block for block, mine in zip(found, own, strict=True) if block != mine)
         self._trim(pool)

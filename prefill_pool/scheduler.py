@@ -269,8 +269,11 @@ class PrefillScheduler:
         num_full = sequence.num_computed // self.block_size
         if prefix is None or num_full == len(sequence.named):
             return
-        blocks = [*sequence.named, *sequence.block_ids[len(sequence.named) : num_full]]
-        sequence.named = list(self.pool.publish(prefix.blocks[:num_full], blocks, tenant=prefix.tenant))
+        num_known = len(sequence.named)
+        blocks = sequence.block_ids[num_known:num_full]
+        sequence.named += self.pool.publish(
+            prefix.blocks[:num_full], blocks, num_known=num_known, tenant=prefix.tenant
+        )
 
     def _end_iteration(self) -> None:
         self._executing = frozenset()

@@ -76,11 +76,18 @@ class BlockPool:
     def release(self, blocks: Iterable[BlockId]) -> None:
         """Takes one reference from each block; the last one frees it."""
         for block in blocks:
-            assert block in self._references, f"block {block} is not in use"
-            self._references[block] -= 1
-            if not self._references[block]:
-                del self._references[block]
-                self._give_back(block)
+            self.release_one(block)
+
+    def release_one(self, block: BlockId) -> int:
+        """Takes one reference from a block, and says how many are left; the last one frees it."""
+        left = self._references.get(block, 0) - 1
+        assert left >= 0, f"block {block} is not in use"
+        if left:
+            self._references[block] = left
+        else:
+            del self._references[block]
+            self._give_back(block)
+        return left
 
     def _give_back(self, block: BlockId) -> None:
         at = bisect_left(self._starts, block)

@@ -89,29 +89,35 @@ class PrefixDirectory:
             self._offer(block)
         return num_hit
 
-    def insert(self, names: Sequence[BlockHash], *, tenant: str = "") -> Admission:
+    def insert(self, names: Sequence[BlockHash], *, num_known: int = 0, tenant: str = "") -> Admission:
         """Adds the blocks of a prefix that are missing, first to last, for as long as room can be made.
 
-        Room is never made by blocks of this prefix. What was present already keeps its tenant and is not used.
+        Room is never made by blocks of this prefix. What was present already keeps its tenant and is not used; the
+        caller knows of the first `num_known` that they are present.
         """
-        num_hit = self.match(names)
-        path = frozenset(names[:num_hit])
+        num_hit = num_known + self.match(names[num_known:] if num_known else names)
+        path: frozenset[BlockHash] | None = None
         admitted: list[BlockHash] = []
         evicted: list[BlockHash] = []
         parent = names[num_hit - 1] if num_hit else None
         for depth, name in enumerate(names[num_hit:], start=num_hit):
-            victims = self._make_room(tenant, path, parent)
-            if victims is None:
-                break
-            evicted += victims
+            if not self._has_room(tenant):
+                path = frozenset(names[:num_hit]) if path is None else path
+                victim = self._make_room(tenant, path, parent)
+                if victim is None:
+                    break
+                evicted.append(victim)
             self._add(name, parent, tenant=tenant, depth=depth)
             admitted.append(name)
             parent = name
+        if admitted:
+            self._offer(self._blocks[admitted[-1]])  # the others have a child
         return Admission(admitted=tuple(admitted), evicted=tuple(evicted))
 
-    def pin(self, name: BlockHash) -> None:
-        """Keeps a block until as many unpins; its prefix stays because it has a child."""
-        self._blocks[name].num_pins += 1
+    def pin(self, *names: BlockHash) -> None:
+        """Keeps blocks until as many unpins; the prefix of each stays because it has a child."""
+        for name in names:
+            self._blocks[name].num_pins += 1
 
     def unpin(self, name: BlockHash) -> None:
         """Takes one pin away."""
@@ -216,7 +222,9 @@ class PrefixDirectory:
         priority = saved.priority
         if priority is None:
             priority = self.policy.used(saved.name, before=None, now=now)
-        self._enter(_Block(saved.name, saved.parent, saved.tenant, priority, depth))
+        block = _Block(saved.name, saved.parent, saved.tenant, priority, depth)
+        self._enter(block)
+        self._offer(block)
 
     def _trim(self) -> None:
         for tenant in tuple(self._usage):
@@ -242,19 +250,20 @@ class PrefixDirectory:
         share = max(1, int(self.tenant_share * self.capacity)) if tenant and self.tenant_share < 1 else None
         return self.quotas.get(tenant, share)
 
-    def _make_room(
-        self, tenant: str, path: frozenset[BlockHash], parent: BlockHash | None
-    ) -> tuple[BlockHash, ...] | None:
-        """The name that was evicted, nothing when there was room, None when there is none to be had."""
+    def _is_over_quota(self, tenant: str) -> bool:
         quota = self._quota_of(tenant)
-        over_quota = quota is not None and self._usage.get(tenant, 0) >= quota
-        if not over_quota and len(self._blocks) < self.capacity:
-            return ()
-        block = self._lowest(path, parent, tenant=tenant if over_quota else None)
+        return quota is not None and self._usage.get(tenant, 0) >= quota
+
+    def _has_room(self, tenant: str) -> bool:
+        return len(self._blocks) < self.capacity and not self._is_over_quota(tenant)
+
+    def _make_room(self, tenant: str, path: frozenset[BlockHash], parent: BlockHash | None) -> BlockHash | None:
+        """The name that was evicted; None when there is no room to be had."""
+        block = self._lowest(path, parent, tenant=tenant if self._is_over_quota(tenant) else None)
         if block is None:
             return None
         self._drop(block)
-        return (block.name,)
+        return block.name
 
     def _lowest(self, path: frozenset[BlockHash], parent: BlockHash | None, *, tenant: str | None) -> _Block | None:
         kept: list[tuple[float, int, BlockHash]] = []
@@ -281,7 +290,6 @@ class PrefixDirectory:
         self._usage[block.tenant] = self._usage.get(block.tenant, 0) + 1
         if block.parent is not None:
             self._blocks[block.parent].num_children += 1
-        self._offer(block)
 
     def _drop(self, block: _Block) -> None:
         del self._blocks[block.name]

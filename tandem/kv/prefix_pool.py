@@ -107,32 +107,32 @@ class PrefixPool:
         return blocks
 
     def publish(
-        self, names: Sequence[BlockHash], blocks: Sequence[BlockId], *, tenant: str = ""
+        self, names: Sequence[BlockHash], blocks: Sequence[BlockId], *, num_known: int = 0, tenant: str = ""
     ) -> tuple[BlockId, ...]:
         """Names blocks that the caller references, whole and in order from the first of a prefix.
 
-        Returns, in order, the block that is found by each name from now on: the caller's own, or another that had the
-        name before. The caller gets a reference to such another too, so that it keeps the prefix of what it names.
+        The first `num_known` names were given by an earlier call, and the caller has references to their blocks;
+        `blocks` are those of the others. Returns, in order, the block that is found by each of these from now on: the
+        caller's own, or another that had the name before. The caller gets a reference to such another too, so that it
+        keeps the prefix of what it names.
         """
-        assert len(names) == len(blocks)
-        self._directory.insert(names, tenant=tenant)
-        found = []
-        for name, block in zip(names, blocks, strict=True):
+        assert len(names) == num_known + len(blocks)
+        self._directory.insert(names, num_known=num_known, tenant=tenant)
+        found, fresh = [], []
+        for name, block in zip(names[num_known:], blocks, strict=True):
             known = self._block_of.get(name)
             if known is None:
-                self._name(name, block)
+                assert block not in self._name_of, f"block {block} has a name already"
+                self._block_of[name] = known = block
+                self._name_of[block] = name
+                self._changes.add(name)
+                fresh.append(name)
             elif known != block:
                 self.share((known,))
-            found.append(known if known is not None else block)
+            found.append(known)
+        self._pool.share(self._block_of[name] for name in fresh)  # the cache's own; asserts that they are in use
+        self._directory.pin(*fresh)
         return tuple(found)
-
-    def _name(self, name: BlockHash, block: BlockId) -> None:
-        assert block not in self._name_of, f"block {block} has a name already"
-        assert self._pool.num_references(block), f"block {block} is not in use"
-        self._block_of[name], self._name_of[block] = block, name
-        self._pool.share((block,))
-        self._directory.pin(name)
-        self._changes.add(name)
 
     def share(self, blocks: Iterable[BlockId]) -> None:
         """Adds one reference to each block; all must be in use or cached."""
@@ -154,10 +154,12 @@ class PrefixPool:
     def release(self, blocks: Iterable[BlockId]) -> None:
         """Takes one reference from each block; with the last one it is free, or cached when it has a name."""
         for block in blocks:
-            assert self.num_references(block) > 0, f"block {block} is not in use"
-            self._pool.release((block,))
+            left = self._pool.release_one(block)
             name = self._name_of.get(block)
-            if name is not None and not self.num_references(block):
+            if name is None:
+                continue
+            assert left, f"block {block} is not in use"
+            if left == 1:  # the cache's own
                 self._directory.unpin(name)
                 self._num_cached += 1
 

@@ -52,6 +52,14 @@ def test_a_parent_stays_while_a_child_is_there_however_old_it_is() -> None:
     assert directory.match(names("abc")) == 2
 
 
+def test_a_prefix_that_goes_on_is_not_walked_again_and_makes_no_room_by_its_known_blocks() -> None:
+    directory = filled(3, "ab", "x")
+    admission = directory.insert(names("abcd"), num_known=2)
+    assert (admission.admitted, admission.evicted) == ((name("abc"),), (name("x"),))
+    assert directory.lowest(9) == (name("abc"),)
+    directory.check_invariants()
+
+
 def test_a_prefix_makes_no_room_by_its_own_blocks_and_is_cut_where_there_is_none() -> None:
     directory = filled(3, "ab")
     admission = directory.insert(names("abcde"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,18 @@ def test_blocks_in_use_are_never_evicted() -> None:
     pool.publish(names(1, 2), blocks)
     assert not pool.can_allocate(1)
     assert pool.allocate(1) is None
+
+
+def test_a_prefix_is_named_piece_by_piece() -> None:
+    pool = PrefixPool(4)
+    blocks = pool.allocate(3)
+    assert blocks is not None
+    assert pool.publish(names(1), blocks[:1]) == blocks[:1]
+    assert pool.publish(names(1, 2, 3), blocks[1:], num_known=1) == blocks[1:]
+    assert pool.found(names(1, 2, 3)) == blocks
+    with pytest.raises(AssertionError):
+        pool.publish(names(1, 2, 3), blocks, num_known=1)
+    pool.check_invariants()
 
 
 def test_what_was_computed_twice_is_found_once_and_its_prefix_stays_as_long_as_its_children() -> None:
@@ -124,7 +137,7 @@ def test_random_sequences_keep_the_pool_whole(seed: int, num_blocks: int) -> Non
     rng = random.Random(seed)
     pool = PrefixPool(num_blocks)
     known: dict[BlockHash, None] = {}
-    live: list[tuple[tuple[BlockHash, ...], list[int], list[int], int]] = []
+    live: list[tuple[tuple[BlockHash, ...], list[int], list[int], list[int]]] = []
     for _ in range(60):
         move = rng.random()
         if move < 0.5:
@@ -135,14 +148,14 @@ def test_random_sequences_keep_the_pool_whole(seed: int, num_blocks: int) -> Non
             if fresh is None:
                 pool.release(hits)
             else:
-                live.append((chain, [*hits, *fresh], [], len(hits)))
+                live.append((chain, [*hits, *fresh], [], list(hits)))
         elif move < 0.75 and live:
-            index = rng.randrange(len(live))
-            chain, blocks, anchors, num_named = live[index]
-            end = rng.randint(num_named, len(chain))
-            found = pool.publish(chain[:end], blocks[:end])  # type: ignore[arg-type]
-            anchors += [f for f, b in zip(found, blocks, strict=False) if f != b]
-            live[index] = (chain, blocks, anchors, end)
+            chain, blocks, anchors, named = live[rng.randrange(len(live))]
+            first, end = len(named), rng.randint(len(named), len(chain))
+            own = blocks[first:end]
+            found = pool.publish(chain[:end], own, num_known=first)  # type: ignore[arg-type]
+            anchors += [f for f, b in zip(found, own, strict=True) if f != b]
+            named += found
         elif live:
             _, blocks, anchors, _ = live.pop(rng.randrange(len(live)))
             pool.release([*blocks, *anchors])  # type: ignore[list-item]
