@@ -38,11 +38,14 @@ async def run(chaos: Chaos, redis_url: str) -> None:
         async with running_dispatcher(redis_url) as dispatcher, asyncio.timeout(LIMIT_S):
             await chaos.run(dispatcher)
             await all_is_free(dispatcher)
+    except TimeoutError as exc:
+        raise AssertionError(f"not over within {LIMIT_S:g} s: {chaos.outcomes}, {chaos.troubles}") from exc
     finally:
         await asyncio.gather(*(asyncio.to_thread(worker.stop) for worker in chaos.workers))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 120)
 @pytest.mark.parametrize("transport", ["shm", "ucx"])
 def test_two_thousand_requests_in_chaos_give_right_tokens_lose_no_block_and_all_end(
     redis_url: str, transport: TransportName
