@@ -22,7 +22,8 @@ from tests.worker_processes import stop_forks
 
 SEED = int(os.environ.get("CHAOS_SEED", "5"))
 """Others find other things; what meets what is the machine's in any case."""
-LIMIT_S = 240.0
+LIMIT_S = 480.0
+"""Of the whole run: where the machine is very busy, it is slow."""
 MAY_END_WITH = {COMPLETE, CLIENT_GONE, *(e.code for e in (WorkerUnavailable, HandoffFailed, DeadlineExceeded))}
 
 
