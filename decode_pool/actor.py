@@ -9,12 +9,14 @@ from typing import Any
 from decode_pool.service import DecodeService
 from decode_pool.worker import DecodeWorker
 from kv_transfer.destination_ranks import DestinationRanks
+from kv_transfer.transport import Transport
 from kv_transfer.transports import make_transport
 from tandem.model.devices import choose_device
+from tandem.model.executor import Executor
 from tandem.ranks.executor import ParallelExecutor
 from tandem.types import Epoch, Role
 from tandem.worker.build import build_executor, exit_on_crash, worker_facts
-from tandem.worker.host import HostedWorker, Mark, WorkerHost, WorkerSettings
+from tandem.worker.host import HostedWorker, Mark, WorkerFacts, WorkerHost, WorkerSettings
 from tandem.worker.prefix_tiers import open_tiers
 
 
@@ -38,6 +40,20 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Mark) -> HostedWor
     facts = worker_facts(
         Role.DECODE, config.model, executor, transport=transport.name, compute=executor.compute
     )
+    return await assemble(settings, epoch, mark, executor=executor, transport=transport, facts=facts)
+
+
+async def assemble(
+    settings: WorkerSettings,
+    epoch: Epoch,
+    mark: Mark,
+    *,
+    executor: Executor,
+    transport: Transport,
+    facts: WorkerFacts,
+) -> DecodeService:
+    """The worker around an executor whose KV lies in the transport's memory."""
+    config = settings.config
     tiers = await open_tiers(
         settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint, num_ranks=config.decode.num_ranks
     )

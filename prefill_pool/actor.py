@@ -7,15 +7,17 @@ import os
 from typing import Any
 
 from kv_transfer.source_ranks import SourceRanks
+from kv_transfer.transport import Transport
 from kv_transfer.transports import make_transport
 from prefill_pool.job import PrefillLimits
 from prefill_pool.service import PrefillService
 from prefill_pool.worker import PrefillWorker
 from tandem.model.devices import choose_device
+from tandem.model.executor import Executor
 from tandem.ranks.executor import ParallelExecutor
 from tandem.types import Epoch, Role
 from tandem.worker.build import build_executor, exit_on_crash, worker_facts
-from tandem.worker.host import HostedWorker, Mark, WorkerHost, WorkerSettings
+from tandem.worker.host import HostedWorker, Mark, WorkerFacts, WorkerHost, WorkerSettings
 from tandem.worker.prefix_tiers import open_tiers
 
 
@@ -39,6 +41,20 @@ async def build(settings: WorkerSettings, epoch: Epoch, mark: Mark) -> HostedWor
     facts = worker_facts(
         Role.PREFILL, config.model, executor, transport=transport.name, compute=executor.compute
     )
+    return await assemble(settings, epoch, mark, executor=executor, transport=transport, facts=facts)
+
+
+async def assemble(
+    settings: WorkerSettings,
+    epoch: Epoch,
+    mark: Mark,
+    *,
+    executor: Executor,
+    transport: Transport,
+    facts: WorkerFacts,
+) -> PrefillService:
+    """The worker around an executor whose KV lies in the transport's memory."""
+    config = settings.config
     tiers = await open_tiers(
         settings, epoch, executor.cache.layout, fingerprint=facts.fingerprint, num_ranks=config.prefill.num_ranks
     )
