@@ -1,4 +1,4 @@
-"""The digest of a payload: xxh3-64 over its bytes in order, wherever they lie. Detects damage, not malice.
+"""The digest of a payload (`tandem.kv.payload_digest` says what it is), and which payloads have one.
 
 Every payload in host memory has one. From a GPU the bytes would have to be brought to the host first: a sample has.
 """
@@ -9,24 +9,20 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-import xxhash
 
-_STEP_BYTES = 1 << 20
+from kv_transfer.segments import digest_at
+
 DEVICE_SAMPLE = 16
 """Of the payloads on a GPU, one in this many is digested unless the configuration says otherwise."""
 
 
 def digest(segments: Sequence[torch.Tensor]) -> int:
-    """xxh3-64 of the bytes of `segments` (1-D uint8), one after another. Zero-copy in host memory; never 0.
+    """Of the bytes of `segments` (1-D uint8, contiguous), one after another. Zero-copy in host memory; never 0.
 
-    0 in a header means "not digested", so a payload that hashes to 0 gets 1. The GIL is free while hashing.
+    The GIL is free while hashing.
     """
-    hasher = xxhash.xxh3_64()
-    for segment in _on_host(segments):
-        view = segment.detach().numpy().data
-        for start in range(0, len(view), _STEP_BYTES):
-            hasher.update(view[start : start + _STEP_BYTES])
-    return finish(hasher)
+    here = _on_host(segments)
+    return digest_at([(segment.data_ptr(), segment.numel()) for segment in here])
 
 
 def _on_host(segments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -48,8 +44,3 @@ class DigestPolicy:
         on_host = all(segment.device.type == "cpu" for segment in segments)
         every = self._every or (1 if on_host else DEVICE_SAMPLE)
         return digest(segments) if next(self._count) % every == 0 else 0
-
-
-def finish(hasher: xxhash.xxh3_64) -> int:
-    """The digest of what was fed to `hasher`."""
-    return hasher.intdigest() or 1

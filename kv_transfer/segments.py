@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
@@ -9,18 +10,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 
-from kv_transfer.digest import finish
 from tandem.errors import TransportError
+from tandem.kv.payload_digest import LANED_BYTES, PayloadHasher
 from tandem.model.native import Kernels, kernels
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 HOST = torch.device("cpu")
 
-NATIVE_BYTES = 64 << 10
-"""Smaller copies are not worth describing to the kernel."""
+NATIVE_BYTES = LANED_BYTES
+"""What is smaller is not worth describing to the kernel."""
 _COPY_BYTES = 512 << 10
 """Copied and digested at a time: small enough to be digested out of the cache that the copy filled."""
 
@@ -76,15 +76,20 @@ def copy(targets: Sequence[Bytes], sources: Sequence[Bytes], *, with_digest: boo
         for target, source in walk(targets, sources, sys.maxsize):
             np.copyto(target, source)
         return 0
-    hasher = xxhash.xxh3_64()
+    hasher = PayloadHasher(total)
     for target, source in walk(targets, sources):
         np.copyto(target, source)
         hasher.update(target.data)
-    return finish(hasher)
+    return hasher.digest()
 
 
 def _moved(native: Kernels, pairs: Sequence[tuple[Bytes, Bytes]], *, with_digest: bool) -> int:
     places = [(address_of(target), address_of(source), target.nbytes) for target, source in pairs]
+    return _run(native, places, with_digest=with_digest)
+
+
+def _run(native: Kernels, places: Sequence[tuple[int, int, int]], *, with_digest: bool) -> int:
+    """`places` are target or 0, source, bytes."""
     pieces = np.array(places, dtype=np.int64)
     found = native.move(address_of(pieces), len(places), with_digest)
     return (found or 1) if with_digest else 0
@@ -97,10 +102,18 @@ def address_of(array: npt.NDArray[Any]) -> int:
 
 def digest_bytes(views: Sequence[Bytes]) -> int:
     """Like `kv_transfer.digest.digest`, of numpy views."""
-    hasher = xxhash.xxh3_64()
-    for view in views:
-        hasher.update(view.data)
-    return finish(hasher)
+    return digest_at([(address_of(view), view.nbytes) for view in views])
+
+
+def digest_at(places: Sequence[tuple[int, int]]) -> int:
+    """The digest of what lies at addresses in host memory (and how many bytes), which the caller keeps alive."""
+    total = sum(num_bytes for _, num_bytes in places)
+    if total >= NATIVE_BYTES and (native := kernels()) is not None:
+        return _run(native, [(0, address, num_bytes) for address, num_bytes in places], with_digest=True)
+    hasher = PayloadHasher(total)
+    for address, num_bytes in places:
+        hasher.update(memoryview((ctypes.c_uint8 * num_bytes).from_address(address)))
+    return hasher.digest()
 
 
 def check_digest(expected: int, actual: int) -> TransportError | None:

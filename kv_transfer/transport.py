@@ -35,7 +35,7 @@ class MessageHeader:
 
     It goes from one rank to one rank, with the `num_heads` KV heads from `first_head` on that both hold; layers and
     heads are the model's numbers. `first_block` and `num_blocks` count the prompt's blocks, not physical ones. `epoch`
-    is the destination's, from the ticket. `digest` is xxh3-64 of the payload, 0 for none. `tag` is the ticket's code
+    is the destination's, from the ticket. `digest` is the payload's, 0 for none. `tag` is the ticket's code
     over all of this.
     """
 

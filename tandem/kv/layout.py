@@ -15,6 +15,8 @@ from tandem.types import BlockId
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
+PAYLOAD_DIGEST = "xxh3-64 of quarters"
+"""The function of `payload_digest`. Another one needs another name: who digests otherwise must not be paired."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

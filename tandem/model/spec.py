@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from tandem.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
-from tandem.kv.layout import Dtype, KvLayout
+from tandem.kv.layout import PAYLOAD_DIGEST, Dtype, KvLayout
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -149,6 +149,6 @@ class ModelSpec:
 
 
 def fingerprint(spec: ModelSpec, layout: KvLayout) -> str:
-    """32 hex digits; equal only for workers that may exchange KV (same weights, shape, block size and dtype)."""
-    text = json.dumps([asdict(spec), asdict(layout)], sort_keys=True)
+    """32 hex digits; equal only for workers that may exchange KV (same weights, shape, block size, dtype, digest)."""
+    text = json.dumps([asdict(spec), asdict(layout), PAYLOAD_DIGEST], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16, person=b"tandem-compat").hexdigest()

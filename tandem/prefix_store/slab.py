@@ -16,9 +16,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 
 from tandem.errors import StoreError
+from tandem.kv.payload_digest import PayloadHasher
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -26,16 +26,14 @@ _F_ADD_SEALS = 1033
 _F_GET_SEALS = 1034
 _SEALS = 0x2 | 0x4  # neither shrinks nor grows: who maps it cannot be made to fault
 _PAGE = 4096
-_STEP_BYTES = 1 << 20
 
 
 def block_digest(block: torch.Tensor | Bytes) -> int:
-    """xxh3-64 of a block's bytes, never 0; the same as that of a message which carries it. The GIL is free."""
+    """Of a block's bytes, never 0; the same as that of a message which carries it. The GIL is free."""
     view = block.numpy() if isinstance(block, torch.Tensor) else block
-    hasher = xxhash.xxh3_64()
-    for start in range(0, view.nbytes, _STEP_BYTES):
-        hasher.update(view[start : start + _STEP_BYTES].data)
-    return hasher.intdigest() or 1
+    hasher = PayloadHasher(view.nbytes)
+    hasher.update(view.data)
+    return hasher.digest()
 
 
 def _table_bytes(num_slots: int) -> int:

@@ -49,7 +49,7 @@ class Kernels(Protocol):
         """x, work, positions, rows, slices, tables, numbers and sizes, eps, threads: how many floats `work` needs."""
 
     def move(self, pieces: int, num_pieces: int, digesting: bool, /) -> int:
-        """Copies int64 `[num_pieces, 3]`: target (0: none), source, bytes; xxh3-64 of more than 240 bytes, or 0."""
+        """Copies int64 `[num_pieces, 3]`: target (0: none), source, bytes; their digest, if over 240 bytes, or 0."""
 
 
 @cache

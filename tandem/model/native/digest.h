@@ -1,6 +1,9 @@
-/* Copies and XXH3-64 (seed 0, default secret, inputs of more than 240 bytes) in one pass over the bytes, so that memory
-   is read once for both. A large message's stores go around the caches: its lines would push others out, and need not
-   be read before they are overwritten. Algorithm and constants are those of the XXH3 specification. */
+/* Copies and payload digests in one pass over the bytes, so that memory is read once for both. A digest is XXH3-64 (seed
+   0, default secret); from LANED_BYTES on, that of the XXH3-64s of the input's four quarters, which are taken by turns,
+   because a core reads four streams much faster than one. A large message's stores go around the caches: its lines would
+   push others out, and need not be read before they are overwritten. Algorithm and constants are those of the XXH3
+   specification; `tandem/kv/payload_digest.py` has the same in Python. */
+#include <limits.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -9,6 +12,8 @@
 #define LANES (STRIPE / 8)
 #define STRIPES_IN_BLOCK 16
 #define UNCACHED_BYTES (1 << 20)
+#define LANED_BYTES (64 << 10)
+#define INPUT_LANES 4
 
 static const uint8_t secret[192] __attribute__((aligned(64))) = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d, 0xe9,
@@ -37,12 +42,15 @@ typedef uint64_t vl_unaligned __attribute__((vector_size(VW * 4), aligned(1), ma
 #define VECTOR_LANES (VW / 2)
 #define VECTORS (LANES / VECTOR_LANES)
 
-struct digest {
+/* A run of the input with a digest of its own, and how far it has been taken. */
+struct run {
     vl sums[VECTORS];
-    long num_bytes;      /* of all input so far */
-    int stripes;         /* of the current block */
-    int num_pending;     /* bytes of `pending`; after the first input never 0: the last stripe has a rule of its own */
-    uint8_t last[STRIPE], pending[STRIPE]; /* side by side: the input's last 64 bytes may begin in `last` */
+    const int64_t *piece; /* the one that comes next: target or 0, source, bytes */
+    long offset;          /* in that piece */
+    long num_bytes, left; /* of all of the run, and of what is still to come */
+    int stripes;          /* of the current block */
+    int num_pending;      /* bytes of `pending`; in the end never 0: the last stripe has a rule of its own */
+    uint8_t last[STRIPE], pending[STRIPE]; /* side by side: the run's last 64 bytes may begin in `last` */
 };
 
 INLINE vl load_lanes(const void *p) { return *(const vl_unaligned *)p; }
@@ -111,60 +119,106 @@ INLINE void scramble(vl *sums) {
     }
 }
 
-/* `count` whole stripes. */
-INLINE void take_stripes(struct digest *digest, uint8_t *target, const uint8_t *source, long count,
-                         const enum copying copying, const int digesting) {
+/* `count` whole stripes, which do not go beyond the current block. */
+INLINE void take_stripes(struct run *run, uint8_t *target, const uint8_t *source, long count, const enum copying copying,
+                         const int digesting) {
     vl sums[VECTORS];
-    memcpy(sums, digest->sums, sizeof sums);
-    int at = digest->stripes;
-    while (count > 0) {
-        int now = STRIPES_IN_BLOCK - at < count ? STRIPES_IN_BLOCK - at : (int)count;
-        for (int n = 0; n < now; n++)
-            take_stripe(sums, target + n * STRIPE, source + n * STRIPE, secret + 8 * (at + n), copying, digesting);
-        target += now * STRIPE;
-        source += now * STRIPE;
-        count -= now;
-        at += now;
-        if (at == STRIPES_IN_BLOCK) {
-            if (digesting) scramble(sums);
-            at = 0;
-        }
+    memcpy(sums, run->sums, sizeof sums);
+    const uint8_t *key = secret + 8 * run->stripes;
+    for (long n = 0; n < count; n++)
+        take_stripe(sums, target + n * STRIPE, source + n * STRIPE, key + 8 * n, copying, digesting);
+    run->stripes += (int)count;
+    if (run->stripes == STRIPES_IN_BLOCK) {
+        if (digesting) scramble(sums);
+        run->stripes = 0;
     }
-    digest->stripes = at;
-    memcpy(digest->sums, sums, sizeof sums);
+    memcpy(run->sums, sums, sizeof sums);
 }
 
-/* Whole stripes that more input follows; `uncached` is for those that are whole lines of the target. */
-static void take_bulk(struct digest *digest, uint8_t *target, const uint8_t *source, long count, int uncached) {
-    if (!target) take_stripes(digest, NULL, source, count, COPY_NONE, 1);
-    else if (!uncached || (uintptr_t)target % STRIPE) take_stripes(digest, target, source, count, COPY_CACHED, 1);
-    else take_stripes(digest, target, source, count, COPY_UNCACHED, 1);
+/* `uncached` is for what is whole lines of the target. */
+static void take_bulk(struct run *run, uint8_t *target, const uint8_t *source, long count, int uncached,
+                      int digesting) {
+    uncached = uncached && (uintptr_t)target % STRIPE == 0;
+    if (!digesting && uncached) take_stripes(run, target, source, count, COPY_UNCACHED, 0);
+    else if (!digesting) memcpy(target, source, (size_t)count * STRIPE);
+    else if (!target) take_stripes(run, NULL, source, count, COPY_NONE, 1);
+    else if (uncached) take_stripes(run, target, source, count, COPY_UNCACHED, 1);
+    else take_stripes(run, target, source, count, COPY_CACHED, 1);
 }
 
-/* The next `num_bytes` bytes of input, digested and copied to `target` if there is one. */
-static void take_piece(struct digest *digest, uint8_t *target, const uint8_t *source, long num_bytes, int uncached) {
-    digest->num_bytes += num_bytes;
-    while (num_bytes > 0) {
-        if (digest->num_pending == STRIPE) {
-            take_stripes(digest, NULL, digest->pending, 1, COPY_NONE, 1);
-            memcpy(digest->last, digest->pending, STRIPE);
-            digest->num_pending = 0;
-        }
-        long bulk = digest->num_pending ? 0 : (num_bytes - 1) / STRIPE;
-        long taken = bulk * STRIPE;
-        if (bulk) {
-            take_bulk(digest, target, source, bulk, uncached);
-            memcpy(digest->last, source + taken - STRIPE, STRIPE);
-        } else {
-            taken = STRIPE - digest->num_pending < num_bytes ? STRIPE - digest->num_pending : num_bytes;
-            memcpy(digest->pending + digest->num_pending, source, (size_t)taken);
-            if (target) memcpy(target, source, (size_t)taken);
-            digest->num_pending += (int)taken;
-        }
-        source += taken;
-        if (target) target += taken;
-        num_bytes -= taken;
+/* A few bytes that are no stripe where they lie. */
+static void take_bytes(struct run *run, uint8_t *target, const uint8_t *source, int count, int is_end) {
+    memcpy(run->pending + run->num_pending, source, (size_t)count);
+    if (target) memcpy(target, source, (size_t)count);
+    run->num_pending += count;
+    if (run->num_pending < STRIPE || is_end) return;
+    take_stripes(run, NULL, run->pending, 1, COPY_NONE, 1);
+    memcpy(run->last, run->pending, STRIPE);
+    run->num_pending = 0;
+}
+
+INLINE long least(long a, long b) { return a < b ? a : b; }
+
+/* What comes next of the run, at most to the end of a block. */
+static void take_turn(struct run *run, int uncached, int digesting) {
+    while (run->offset == run->piece[2]) {
+        run->piece += 3;
+        run->offset = 0;
     }
+    uint8_t *target = run->piece[0] ? (uint8_t *)(intptr_t)run->piece[0] + run->offset : NULL;
+    const uint8_t *source = (const uint8_t *)(intptr_t)run->piece[1] + run->offset;
+    long there = least(run->piece[2] - run->offset, run->left);
+    long stripes = run->num_pending ? 0 : least(there, run->left - 1) / STRIPE, taken;
+    if (stripes) {
+        stripes = least(stripes, STRIPES_IN_BLOCK - run->stripes);
+        taken = stripes * STRIPE;
+        take_bulk(run, target, source, stripes, uncached, digesting);
+        if (run->left - taken <= STRIPE) memcpy(run->last, source + taken - STRIPE, STRIPE);
+    } else {
+        taken = least(there, STRIPE - run->num_pending);
+        take_bytes(run, target, source, (int)taken, taken == run->left);
+    }
+    run->offset += taken;
+    run->left -= taken;
+}
+
+/* Whole blocks of all runs side by side, as far as none of them is interrupted: most of a digest without a copy. */
+static void digest_together(struct run *runs) {
+    long count = LONG_MAX;
+    for (int i = 0; i < INPUT_LANES; i++) {
+        long there = least(runs[i].piece[2] - runs[i].offset, runs[i].left - 1) / (STRIPE * STRIPES_IN_BLOCK);
+        count = runs[i].stripes || runs[i].num_pending || runs[i].piece[0] ? 0 : least(count, there);
+    }
+    if (!count) return;
+    vl sums[INPUT_LANES][VECTORS];
+    const uint8_t *sources[INPUT_LANES];
+    for (int i = 0; i < INPUT_LANES; i++) {
+        memcpy(sums[i], runs[i].sums, sizeof sums[i]);
+        sources[i] = (const uint8_t *)(intptr_t)runs[i].piece[1] + runs[i].offset;
+    }
+    for (long block = 0; block < count; block++) {
+        for (long n = 0; n < STRIPES_IN_BLOCK; n++)
+            for (int i = 0; i < INPUT_LANES; i++) {
+                take_stripe(sums[i], NULL, sources[i], secret + 8 * n, COPY_NONE, 1);
+                sources[i] += STRIPE;
+            }
+        for (int i = 0; i < INPUT_LANES; i++) scramble(sums[i]);
+    }
+    for (int i = 0; i < INPUT_LANES; i++) {
+        memcpy(runs[i].sums, sums[i], sizeof sums[i]);
+        memcpy(runs[i].last, sources[i] - STRIPE, STRIPE);
+        runs[i].offset += count * STRIPE * STRIPES_IN_BLOCK;
+        runs[i].left -= count * STRIPE * STRIPES_IN_BLOCK;
+    }
+}
+
+static struct run run_at(const int64_t *pieces, long start, long num_bytes) {
+    static const uint64_t sums[LANES] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3,
+                                         PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
+    struct run run = {.piece = pieces, .offset = start, .num_bytes = num_bytes, .left = num_bytes};
+    memcpy(run.sums, sums, sizeof sums);
+    for (; run.left && run.offset >= run.piece[2]; run.piece += 3) run.offset -= (long)run.piece[2];
+    return run;
 }
 
 INLINE uint64_t folded(uint64_t a, uint64_t b) {
@@ -172,41 +226,45 @@ INLINE uint64_t folded(uint64_t a, uint64_t b) {
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-static uint64_t digest_end(struct digest *digest) {
-    uint64_t sums[LANES], keys[LANES];
-    vl vectors[VECTORS];
-    memcpy(vectors, digest->sums, sizeof vectors);
-    take_stripe(vectors, NULL, digest->last + digest->num_pending, secret + 121, COPY_NONE, 1);
-    memcpy(sums, vectors, sizeof sums);
-    memcpy(keys, secret + 11, sizeof keys);
-    uint64_t result = (uint64_t)digest->num_bytes * PRIME64_1;
-    for (int i = 0; i < LANES; i += 2) result += folded(sums[i] ^ keys[i], sums[i + 1] ^ keys[i + 1]);
+/* The digest of `num_bytes` bytes, of which `count` sums are left. */
+static uint64_t mixed(const uint64_t *sums, int count, const uint8_t *key, long num_bytes) {
+    uint64_t keys[LANES], result = (uint64_t)num_bytes * PRIME64_1;
+    memcpy(keys, key, (size_t)count * 8);
+    for (int i = 0; i < count; i += 2) result += folded(sums[i] ^ keys[i], sums[i + 1] ^ keys[i + 1]);
     result ^= result >> 37;
     result *= 0x165667919E3779F9ULL;
     return result ^ result >> 32;
 }
 
-/* Without a digest. */
-static void copy_piece(uint8_t *target, const uint8_t *source, long num_bytes, int uncached) {
-    struct digest unused = {.stripes = 0};
-    long bulk = uncached && (uintptr_t)target % STRIPE == 0 ? num_bytes / STRIPE : 0;
-    if (bulk) take_stripes(&unused, target, source, bulk, COPY_UNCACHED, 0);
-    memcpy(target + bulk * STRIPE, source + bulk * STRIPE, (size_t)(num_bytes - bulk * STRIPE));
+static uint64_t digest_of(const struct run *run) {
+    uint64_t sums[LANES];
+    vl vectors[VECTORS];
+    memcpy(vectors, run->sums, sizeof vectors);
+    take_stripe(vectors, NULL, run->last + run->num_pending, secret + 121, COPY_NONE, 1);
+    memcpy(sums, vectors, sizeof sums);
+    return mixed(sums, LANES, secret + 11, run->num_bytes);
 }
 
 static uint64_t kernel(move)(const int64_t *pieces, long count, int digesting) {
-    static const uint64_t start[LANES] = {PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3,
-                                          PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1};
-    struct digest digest = {.num_bytes = 0};
-    memcpy(digest.sums, start, sizeof start);
+    struct run runs[INPUT_LANES];
+    uint64_t digests[INPUT_LANES];
     long total = 0;
     for (long i = 0; i < count; i++) total += (long)pieces[3 * i + 2];
-    for (long i = 0; i < count; i++) {
-        uint8_t *target = (uint8_t *)(intptr_t)pieces[3 * i];
-        const uint8_t *source = (const uint8_t *)(intptr_t)pieces[3 * i + 1];
-        if (digesting) take_piece(&digest, target, source, (long)pieces[3 * i + 2], total >= UNCACHED_BYTES);
-        else copy_piece(target, source, (long)pieces[3 * i + 2], total >= UNCACHED_BYTES);
+    int num_runs = total < LANED_BYTES ? 1 : INPUT_LANES, is_over = 0;
+    long each = total / num_runs / STRIPE * STRIPE;
+    for (int i = 0; i < num_runs; i++)
+        runs[i] = run_at(pieces, i * each, i == num_runs - 1 ? total - i * each : each);
+    while (!is_over) {
+        is_over = 1;
+        if (num_runs == INPUT_LANES && digesting) digest_together(runs);
+        for (int i = 0; i < num_runs; i++)
+            if (runs[i].left) {
+                take_turn(&runs[i], total >= UNCACHED_BYTES, digesting);
+                is_over = 0;
+            }
     }
     uncached_done();
-    return digesting ? digest_end(&digest) : 0;
+    if (!digesting) return 0;
+    for (int i = 0; i < num_runs; i++) digests[i] = digest_of(&runs[i]);
+    return num_runs == 1 ? digests[0] : mixed(digests, INPUT_LANES, secret, sizeof digests);
 }

@@ -87,8 +87,8 @@ struct kernels {
     int (*attend)(const struct attention *call);
     void (*rms_norm)(const float *x, const float *weight, float *out, long rows, long size, float eps, int num_threads);
     void (*place)(const struct place *call);
-    /* pieces [count, 3]: target or 0, source, bytes; not overlapping. With `digesting` the XXH3-64 of all sources as one
-       input, which must have more than 240 bytes; 0 without. */
+    /* pieces [count, 3]: target or 0, source, bytes; not overlapping. With `digesting` the digest (see digest.h) of all
+       sources as one input, which must have more than 240 bytes; 0 without. */
     uint64_t (*move)(const int64_t *pieces, long count, int digesting);
 };
 

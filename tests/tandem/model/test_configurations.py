@@ -134,6 +134,14 @@ def test_models_whose_keys_and_values_would_differ_have_different_fingerprints(
     assert fingerprint(specs[0], layout) != fingerprint(specs[1], layout)
 
 
+def test_who_digests_payloads_otherwise_has_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = read(PUBLISHED["gemma-2-2b"])
+    layout: KvLayout = model.kv_layout(block_size=16, dtype="bfloat16")
+    ours = fingerprint(model, layout)
+    monkeypatch.setattr("tandem.model.spec.PAYLOAD_DIGEST", "xxh3-64")
+    assert fingerprint(model, layout) != ours
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [({"num_key_value_heads": 3}, "3 KV heads for 16 heads"), ({"head_dim": 127}, "odd width 127")],

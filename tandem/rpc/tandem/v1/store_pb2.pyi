@@ -343,7 +343,7 @@ class StoreCommitRequest(_message.Message):
     grant: _builtins.int
     @_builtins.property
     def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """xxh3-64 of the leading slots' bytes; slots without one are given back unwritten."""
+        """Digests of the leading slots' bytes; slots without one are given back unwritten."""
 
     def __init__(
         self,
