@@ -162,6 +162,21 @@ def test_several_nacks_of_one_round_resend_a_message_once() -> None:
     assert kinds(source.nack(SECOND, "it did not arrive", round_number=2, now=2.0))[:2] == [SendAbort, Failed]
 
 
+def test_aborted_blocks_are_held_until_receives_have_stopped_though_the_writer_has() -> None:
+    destination = make_destination()
+    assert kinds(destination.peer_aborted("client gone")) == [Failed, StopReceiving]
+    assert destination.peer_drained() == []
+    assert destination.receives_stopped() == [ReleaseBlocks()]
+
+
+def test_aborted_blocks_are_held_until_what_was_placed_has_landed() -> None:
+    destination = make_destination()
+    assert destination.may_place(FIRST, Epoch(3))
+    destination.peer_aborted("client gone")
+    assert destination.peer_drained() == destination.receives_stopped() == []
+    assert destination.landed(FIRST, digest=5, error=None) == [ReleaseBlocks()]
+
+
 def test_blocks_that_are_held_already_are_neither_wanted_nor_missing() -> None:
     destination = DestinationHandoff(epoch=Epoch(3), lanes=[only_lane(2, 1)], num_blocks=3, lease_s=LEASE_S, now=0.0)
     assert destination.reserved(first_block=2) == [SendTicket(epoch=Epoch(3), lease_s=LEASE_S, first_block=2)]
