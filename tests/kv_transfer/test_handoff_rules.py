@@ -162,6 +162,14 @@ def test_several_nacks_of_one_round_resend_a_message_once() -> None:
     assert kinds(source.nack(SECOND, "it did not arrive", round_number=2, now=2.0))[:2] == [SendAbort, Failed]
 
 
+def test_as_many_messages_as_were_sent_are_not_all_blocks_of_all_layers() -> None:
+    destination = make_destination()
+    assert destination.may_place(FIRST, Epoch(3))
+    assert destination.landed(FIRST, digest=5, error=None) == []
+    assert destination.record(make_record(5)) == []
+    assert destination.missing() == [SECOND]
+
+
 def test_aborted_blocks_are_held_until_receives_have_stopped_though_the_writer_has() -> None:
     destination = make_destination()
     assert kinds(destination.peer_aborted("client gone")) == [Failed, StopReceiving]
