@@ -6,6 +6,7 @@ from kv_transfer.destination import DestinationHandoff
 from kv_transfer.handoff import (
     Action,
     BlockRange,
+    Deliver,
     Failed,
     Fence,
     HandoffState,
@@ -13,6 +14,7 @@ from kv_transfer.handoff import (
     ReleaseBlocks,
     Resend,
     SendAbort,
+    SendDelivered,
     SendDrained,
     SendNack,
     SendTicket,
@@ -68,6 +70,17 @@ def test_a_nack_of_several_messages_in_one_range_resends_each_of_them_as_it_was(
         assert source.sent(blocks, None) == []
     expected = [Resend(blocks=blocks) for blocks in halves]
     assert source.nack(FIRST, "it did not arrive", round_number=1, now=1.0) == expected
+
+
+def test_nothing_is_posted_before_the_ticket_or_once_the_handoff_is_over() -> None:
+    assert not SourceHandoff(lease_s=LEASE_S, max_resends=1, now=0.0).posting(FIRST)
+    aborting, delivered = make_source(), make_source()
+    for source in (aborting, delivered):
+        assert source.posting(FIRST)
+    aborting.abort("client gone")
+    assert not aborting.posting(SECOND)
+    delivered.delivered(now=1.0)
+    assert not delivered.posting(SECOND)
 
 
 def test_a_range_is_resent_only_so_often() -> None:
@@ -160,6 +173,14 @@ def test_several_nacks_of_one_round_resend_a_message_once() -> None:
     assert source.sent(BOTH, None) == []
     assert source.nack(SECOND, "it did not arrive", round_number=1, now=1.0) == []
     assert kinds(source.nack(SECOND, "it did not arrive", round_number=2, now=2.0))[:2] == [SendAbort, Failed]
+
+
+def test_a_second_record_changes_nothing() -> None:
+    destination = make_destination()
+    assert destination.record(make_record(5)) == []
+    assert destination.record(make_record(6)) == []
+    assert destination.may_place(BOTH, Epoch(3))
+    assert destination.landed(BOTH, digest=5, error=None) == [SendDelivered(), Deliver(record=make_record(5))]
 
 
 def test_as_many_messages_as_were_sent_are_not_all_blocks_of_all_layers() -> None:
