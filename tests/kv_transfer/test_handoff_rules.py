@@ -111,6 +111,22 @@ def test_a_send_that_hangs_after_delivery_to_a_peer_that_went_is_fenced_after_a_
     assert source.state is HandoffState.DELIVERED
 
 
+def test_a_destination_that_says_nothing_for_a_lease_is_given_up_by_the_source_alone() -> None:
+    source = make_source()
+    assert source.posting(FIRST)
+    source.renewed(now=1.0)
+    assert source.tick(1.0 + LEASE_S - 0.1) == []
+    assert kinds(source.tick(1.0 + LEASE_S)) == [SendAbort, Failed, Fence]
+    assert kinds(source.sent(FIRST, "closed")) == [SendDrained, ReleaseBlocks]
+
+
+def test_an_aborted_source_that_renews_does_not_put_off_its_fence() -> None:
+    destination = make_destination()
+    destination.abort("client gone")
+    destination.renewed(now=LEASE_S - 0.1)
+    assert destination.tick(LEASE_S) == [Fence()]
+
+
 def test_a_digest_that_does_not_match_fails_the_handoff() -> None:
     destination = make_destination()
     for blocks, digest in ((FIRST, 5), (SECOND, 6)):
