@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from kv_transfer.digest import digest
 from kv_transfer.loopback import ShmTransport
 from kv_transfer.ticket import Claims, link_key
 from kv_transfer.transport import MessageHeader
-from tandem.errors import IncompatiblePeer, TandemError, TicketRefused
+from tandem.errors import IncompatiblePeer, LinkTooSlow, TandemError, TicketRefused
 from tandem.kv.prefix_index import PrefixIndex
 from tandem.prefix_store.names import pack_names
 from tandem.prefix_store.registry import StoreRecord
@@ -77,13 +78,13 @@ def request_of(fetch: FetchClaims, key: ClusterKey = CLUSTER_KEY, **changes: Any
 
 
 @asynccontextmanager
-async def asking(redis_url: str) -> AsyncIterator[tuple[StoreHost, bytes, Callable[..., Any]]]:
+async def asking(redis_url: str, **changes: Any) -> AsyncIterator[tuple[StoreHost, bytes, Callable[..., Any]]]:
     """A store with three blocks, an address to send them to, and its Fetch call."""
     transport = ShmTransport(worker_id=WorkerId("near"))
     transport.serve(Counting())
     channels = Channels(CLUSTER_KEY)
     try:
-        async with store_node(redis_url, "far") as host, client_of(host) as client:
+        async with store_node(redis_url, "far", **changes) as host, client_of(host) as client:
             await put(client, NAMES)
             yield host, transport.address(), store_pb2_grpc.PrefixStorePeerStub(channels.get(host.record.address)).Fetch
     finally:
@@ -160,6 +161,32 @@ def test_a_fetch_of_another_kind_of_blocks_is_refused(redis_url: str, kind: dict
         async with asking(redis_url) as (host, address, fetch):
             error = await refusal(fetch, request_of(fetch_from(host, address), **kind))
             assert type(error) is IncompatiblePeer
+
+    run(test)
+
+
+IMPOSSIBLE_GBPS = 1e6
+
+
+def test_a_link_to_another_store_below_the_floor_is_used_and_said(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with asking(redis_url, min_gbps=IMPOSSIBLE_GBPS) as (host, address, fetch):
+            assert "tandem_store_slow_links 0.0" in host.store.metrics.render().decode()
+            assert (await fetch(request_of(fetch_from(host, address)))).num_sent == len(NAMES)
+            assert "tandem_store_slow_links 1.0" in host.store.metrics.render().decode()
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert "slow link: shm (memfd) to store-near" in caplog.text
+
+
+def test_a_link_to_another_store_below_the_floor_is_refused_when_strict(redis_url: str) -> None:
+    async def test() -> None:
+        async with asking(redis_url, min_gbps=IMPOSSIBLE_GBPS, strict=True) as (host, address, fetch):
+            assert type(await refusal(fetch, request_of(fetch_from(host, address)))) is LinkTooSlow
+            assert "tandem_store_served_bytes_total 0.0" in host.store.metrics.render().decode()
 
     run(test)
 
