@@ -41,7 +41,9 @@ class Shipments:
         whole = BlockRange(
             layer=self._layers.start, num_layers=len(self._layers), first_block=first_block, num_blocks=num_blocks
         )
-        size = self._size(handoff, chunk)
+        num_held = min(num_blocks, max(0, handoff.first_block - first_block))
+        sent_bytes = chunk.layer_bytes * (num_blocks - num_held) // num_blocks
+        size = self._size(handoff, replace(chunk, layer_bytes=sent_bytes))
         handoff.ship(whole, block_ids, layers_per_message=size)
         self.add_sized(handoff, whole, block_ids, layers_per_message=size)
 
