@@ -27,14 +27,18 @@ from tests.kv_transfer.peers import HANDOFF, TIMEOUT_S, RecordingSink, cut, make
 MIB = 1 << 20
 
 
-ON_HOST = ("shm", "ucx", "collective", "auto")
+ON_HOST = ("shm", "ucx", "ucx over tcp", "ucx over posix", "collective", "auto")
+"""UCX takes cma where it is left to choose; the other two push large payloads, through sockets or memory."""
 ON_GPUS = [pytest.param(f"{name} on GPUs", marks=pytest.mark.gpu) for name in ("ucx", "collective", "auto")]
 
 
 @pytest.fixture(params=[*ON_HOST, *ON_GPUS])
-def kind(request: pytest.FixtureRequest) -> str:
-    """A transport's name, and where its memory is."""
-    return str(request.param)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A transport's name, and what it goes over or where its memory is."""
+    kind = str(request.param)
+    if " over " in kind:
+        monkeypatch.setenv("UCX_TLS", kind.partition(" over ")[2])
+    return kind
 
 
 @pytest.fixture
