@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import grpc
 import torch
@@ -19,6 +20,7 @@ from redis.exceptions import RedisError
 from cluster.store_settings import StoreHostSettings
 from kv_transfer.block_fetch import PeerTier, StoreIdentity
 from kv_transfer.block_serve import PEER_SERVICE, PeerServicer
+from kv_transfer.links import LinkTable
 from kv_transfer.transport import Transport
 from kv_transfer.transports import make_transport
 from tandem.kv.eviction import Lrfu
@@ -172,8 +174,10 @@ class StoreHost:
 
     async def _serve(self, fd: int, epoch: Epoch, *, transport: Transport) -> RpcServer:
         self.service = service = PrefixStoreServicer(self.store, fd, node=self.settings.node)
-        peers = PeerServicer(self.store, self._identity(epoch), transport=transport, key=self._key)
-        self.store.metrics.sampled_by(service.sample)
+        floor = self.settings.config.transfer
+        links = LinkTable(transport, min_gbps=floor.min_gbps, strict=floor.strict)
+        peers = PeerServicer(self.store, self._identity(epoch), transport=transport, links=links, key=self._key)
+        self.store.metrics.sampled_by(lambda: replace(service.sample(), num_slow_links=peers.num_slow_links))
 
         def register(server: grpc.aio.Server) -> None:
             store_pb2_grpc.add_PrefixStoreServicer_to_server(service, server)

@@ -41,14 +41,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PeerServicer(store_pb2_grpc.PrefixStorePeerServicer):
-    """Serves the host tier of `store`."""
+    """Serves the host tier of `store` over `links` of its `transport`."""
 
-    def __init__(self, store: NodeStore, identity: StoreIdentity, *, transport: Transport, key: ClusterKey) -> None:
+    def __init__(
+        self, store: NodeStore, identity: StoreIdentity, *, transport: Transport, links: LinkTable, key: ClusterKey
+    ) -> None:
         self._store = store
         self._identity = identity
         self._transport = transport
         self._key = key
-        self._links = LinkTable(transport)
+        self._links = links
         self._used = ReplayGuard()
         self._num_sending = 0
 
@@ -67,6 +69,11 @@ class PeerServicer(store_pb2_grpc.PrefixStorePeerServicer):
                 self._num_sending -= 1
             self._store.metrics.served_bytes.inc(num_sent * self._identity.block_bytes)
             return store_pb2.StoreFetchReply(num_sent=num_sent)
+
+    @property
+    def num_slow_links(self) -> int:
+        """Open links that were measured below the floor."""
+        return sum(known.slow for known in self._links.links())
 
     def close(self) -> None:
         """Cuts all peers off."""

@@ -16,7 +16,7 @@ import torch
 from kv_transfer.probe import PROBE_BYTES, measure
 from kv_transfer.sizing import LinkSpeed
 from kv_transfer.transport import Link, LinkStats, Transport
-from tandem.errors import LinkTooSlow, TransportError
+from tandem.errors import LinkClosed, LinkTooSlow, TransportError
 from tandem.types import Epoch, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ class LinkTable:
         self._min_gbps = min_gbps
         self._strict = strict
         self._links: OrderedDict[bytes, OpenLink] = OrderedDict()
+        self._opening: dict[bytes, asyncio.Future[OpenLink]] = {}
+        self._closed = False
         self._probe_memory: torch.Tensor | None = None
         self._probing = threading.Lock()
 
@@ -72,15 +74,29 @@ class LinkTable:
         """
         known = self._links.get(address)
         if known is None:
-            opened = await asyncio.to_thread(self._open, worker_id, address, epoch)
-            known = self._links.get(address)
-            if known is not None:
-                opened.link.close()
-                return known.link, known.speed
-            known = self._links[address] = opened
-            self._prune(worker_id, MAX_LINKS_PER_WORKER * num_ranks)
-        self._links.move_to_end(address)
+            opening = self._opening.get(address)
+            if opening is None:
+                opening = asyncio.ensure_future(self._add(worker_id, address, epoch, num_ranks))
+                self._opening[address] = opening
+                opening.add_done_callback(lambda done: self._opened(address, done))
+            known = await asyncio.shield(opening)  # whoever gives up waiting leaves the link to the next one
+        if address in self._links:
+            self._links.move_to_end(address)
         return known.link, known.speed
+
+    async def _add(self, worker_id: WorkerId, address: bytes, epoch: Epoch, num_ranks: int) -> OpenLink:
+        opened = await asyncio.to_thread(self._open, worker_id, address, epoch)
+        if self._closed:
+            opened.link.close()
+            raise LinkClosed("the links of this worker are closed")
+        self._links[address] = opened
+        self._prune(worker_id, MAX_LINKS_PER_WORKER * num_ranks)
+        return opened
+
+    def _opened(self, address: bytes, done: asyncio.Future[OpenLink]) -> None:
+        del self._opening[address]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            logger.info("no link: %s", error)  # and whoever still waits is told by `get`
 
     def _open(self, worker_id: WorkerId, address: bytes, epoch: Epoch) -> OpenLink:
         link = self._transport.connect(address)
@@ -104,9 +120,7 @@ class LinkTable:
             logger.warning("slow link: %s; transfer.min_gbps is %g", text, self._min_gbps)
         else:
             logger.info("link: %s", text)
-        return OpenLink(
-            worker_id=worker_id, epoch=epoch, link=link, speed=speed, slow=slow, probed=link.stats()
-        )
+        return OpenLink(worker_id=worker_id, epoch=epoch, link=link, speed=speed, slow=slow, probed=link.stats())
 
     def _prune(self, worker_id: WorkerId, num_kept: int) -> None:
         addresses = [address for address, known in self._links.items() if known.worker_id == worker_id]
@@ -125,6 +139,7 @@ class LinkTable:
         return list(self._links.values())
 
     def close(self) -> None:
-        """Closes all links."""
+        """Closes all links, those too that are still being opened, when they are."""
+        self._closed = True
         for known in list(self._links.values()):
             self.drop(known.link)

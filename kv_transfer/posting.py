@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+import torch
+
 from kv_transfer.digest import DigestPolicy
 from kv_transfer.handoff import BlockRange, LaneDigest, combined_digest
 from kv_transfer.plan import Lane, common
@@ -33,7 +35,7 @@ class Poster:
         self._cache = cache
         self._digests = digests
         self._sent: dict[tuple[int, int, int], int] = {}
-        """Digests by destination rank, layer and first block."""
+        """Digests by destination rank, layer and first block, 0 for none; what is sent again keeps its own."""
         self.lanes: dict[int, OpenLane] = {}
         self._key = b""
         self._epoch = Epoch(0)
@@ -70,8 +72,7 @@ class Poster:
         """Sends one of the `ranges`; `block_ids` are its blocks. Its bytes, and when its memory is free again."""
         lane, link = self.lanes[blocks.destination].lane, self.lanes[blocks.destination].link
         segments = [s for layer in blocks.layers for s in self._cache.segments(layer, block_ids, lane.heads)]
-        checksum = self._digests.digest(segments)
-        self._sent[blocks.destination, blocks.layer, blocks.first_block] = checksum
+        checksum = self._checksum(blocks, segments)
         header = MessageHeader(
             handoff_id=self._handoff_id,
             epoch=self._epoch,
@@ -87,6 +88,14 @@ class Poster:
             num_heads=len(lane.heads),
         ).sealed(self._key)
         return header.num_bytes, link.send(header, segments)
+
+    def _checksum(self, blocks: BlockRange, segments: Sequence[torch.Tensor]) -> int:
+        """Drawn once for each range: the record may have told of it, and what was damaged must not come unchecked."""
+        key = blocks.destination, blocks.layer, blocks.first_block
+        known = self._sent.get(key)
+        if known is None:
+            known = self._sent[key] = self._digests.digest(segments)
+        return known
 
     @property
     def num_messages(self) -> int:

@@ -109,6 +109,11 @@ class OutgoingHandoff:
         return self._offer.claims.request_id
 
     @property
+    def first_block(self) -> int:
+        """The destination holds those before it: they are never sent."""
+        return self._machine.first_block
+
+    @property
     def ended(self) -> bool:
         """Whether this half holds no block and nothing more will happen."""
         return self._machine.ended

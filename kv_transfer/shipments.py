@@ -41,7 +41,10 @@ class Shipments:
         whole = BlockRange(
             layer=self._layers.start, num_layers=len(self._layers), first_block=first_block, num_blocks=num_blocks
         )
-        size = message_layers(chunk, handoff.speed, fixed=self._layers_per_message)
+        num_held = min(num_blocks, max(0, handoff.first_block - first_block))
+        sent_bytes = chunk.layer_bytes * (num_blocks - num_held) // num_blocks
+        sent = replace(chunk, layer_bytes=sent_bytes)
+        size = message_layers(sent, handoff.speed, fixed=self._layers_per_message)
         handoff.ship(whole, block_ids, layers_per_message=size)
         self.add_sized(handoff, whole, block_ids, layers_per_message=size)
 

@@ -2,7 +2,8 @@
 
 One worker and one thread per transport; the thread sleeps on the worker's file descriptor. On one host, endpoints are
 opened without UCX's error handling, because with it UCX would leave shared memory and cma out; a dead peer is then
-seen through its pidfd. To other hosts error handling is on.
+seen through its pidfd. To other hosts error handling is on, and where UCX_TLS has nothing of the kind: without it,
+closing an endpoint over TCP or a fabric waits for a peer that is gone, for ever.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ class UcxTransport:
         self._thread.stop()
 
     def _open_link(self, worker_address: bytes, pidfd: int | None, greeted: threading.Event) -> UcxLink:
-        error_handling = pidfd is None
+        error_handling = pidfd is None or not self._engine.worker.shares_memory
         endpoint = self._engine.worker.connect(worker_address, error_handling=error_handling)
         nonce = secrets.randbits(NONCE_BITS)
         link = UcxLink(endpoint, self._thread, self._staging, nonce=nonce, error_handling=error_handling)

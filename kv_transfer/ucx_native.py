@@ -26,6 +26,7 @@ except ImportError as _exc:
     raise TransportError("the ucx transport needs UCXX: pip install ucxx-cu12") from _exc
 
 DEFAULT_TLS = "posix,sysv,cma,tcp"
+_SHARED_MEMORY = frozenset({"all", "sm", "shm", "posix", "sysv", "cma", "knem", "xpmem"})
 RENDEZVOUS_BYTES = 8192
 """Larger messages are announced and then fetched; smaller ones travel whole with their announcement."""
 _FULL_MASK = (1 << 64) - 1
@@ -61,6 +62,8 @@ class Worker:
         config = {"RNDV_THRESH": str(RENDEZVOUS_BYTES)}
         if tls is not None or "UCX_TLS" not in os.environ:
             config["TLS"] = tls or (f"{DEFAULT_TLS},{CUDA_TLS}" if cuda else DEFAULT_TLS)
+        self.shares_memory = _names_shared_memory(config.get("TLS") or os.environ.get("UCX_TLS", ""))
+        """Whether UCX may join processes of one host by memory."""
         features = (_ucxx.Feature.TAG, _ucxx.Feature.WAKEUP)
         try:
             self._context: Any = _ucxx.UCXContext(config, feature_flags=features)
@@ -136,6 +139,12 @@ class Worker:
             return ctypes.string_at(text, size.value).decode(errors="replace")
         finally:
             _LIBC.free(text)
+
+
+def _names_shared_memory(tls: str) -> bool:
+    """Whether UCX's list of transports has one over memory of the host; one of those left out (^) leaves some."""
+    names = {name.strip().partition(":")[0] for name in tls.split(",")}
+    return not tls or tls.startswith("^") or bool(names & _SHARED_MEMORY)
 
 
 def _load_ucp() -> Any:

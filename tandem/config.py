@@ -169,7 +169,8 @@ class TransferConfig:
     digest_every: int = 0
     """One in this many messages carries a digest of its bytes; 0: every one from host memory, one in 16 from a GPU."""
     min_gbps: float = 0.0
-    """A link measured slower than this many GB/s raises `tandem_kv_link_slow` and a log line; 0 accepts every link."""
+    """A link measured slower than this many GB/s raises `tandem_kv_link_slow`, between prefix stores
+    `tandem_store_slow_links`, and a log line; 0 accepts every link."""
     strict: bool = False
     """Refuse a link slower than min_gbps instead of using it."""
     lease_s: float = 10.0

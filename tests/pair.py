@@ -85,6 +85,7 @@ class PairOptions:
     max_resends: int = 1
     layers_per_message: int = 1
     """Fixed, so that tests know their messages; 0 as measured."""
+    digest_every: int = 0
     min_gbps: float = 0.0
     strict: bool = False
     make_executor: Callable[..., Executor] | None = None
@@ -248,6 +249,7 @@ async def _prefill_worker(
             lease_s=options.lease_s,
             max_resends=options.max_resends,
             layers_per_message=options.layers_per_message,
+            digest_every=options.digest_every,
             min_gbps=options.min_gbps,
             strict=options.strict,
         ),

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from kv_transfer.digest import digest
@@ -44,10 +45,13 @@ class SilentSource:
         self._link_key = offer.accept(answer.ticket, now=time.time())
         self._link = await asyncio.to_thread(self._transport.connect, answer.ticket.transport_address)
 
-    async def send(self, *, layer: int, first_block: int, link_key: bytes | None = None) -> None:
-        """One block; returns when the transport is done with it. With a `link_key`, under that one's code."""
+    async def send(self, *, layer: int, first_block: int, link_key: bytes | None = None, **changes: Any) -> None:
+        """One block; returns when the transport is done with it. With a `link_key`, under that one's code.
+
+        `changes` are made to the header before it is sealed.
+        """
         assert self._link is not None
-        header = MessageHeader(
+        honest = MessageHeader(
             handoff_id=self._legs.handoff_id,
             epoch=Epoch(self.ticket.epoch),
             layer=layer,
@@ -56,8 +60,9 @@ class SilentSource:
             num_heads=self._legs.pair.decode.executor.cache.layout.num_kv_heads,
             num_bytes=self._memory.numel(),
             digest=digest([self._memory]),
-        ).sealed(self._link_key if link_key is None else link_key)
-        await asyncio.wrap_future(self._link.send(header, [self._memory]))
+        )
+        header = replace(honest, **changes).sealed(self._link_key if link_key is None else link_key)
+        await asyncio.wrap_future(self._link.send(header, [self._memory[: header.num_bytes]]))
 
     def close(self) -> None:
         self._transport.close()

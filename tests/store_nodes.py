@@ -43,14 +43,14 @@ def payload(name: BlockHash, num_bytes: int = BLOCK_BYTES) -> torch.Tensor:
 def node_settings(redis_url: str, node: str = "n1", **changes: Any) -> StoreHostSettings:
     """A small store; names among `changes` that are the store's own go to it."""
     disk: Path | None = changes.pop("disk", None)
-    transport = changes.pop("transport", "shm")
+    transfer = {name: changes.pop(name) for name in ("transport", "min_gbps", "strict") if name in changes}
     quotas = changes.pop("tenant_quotas", {})
     store = {"fingerprint": FINGERPRINT, "block_bytes": BLOCK_BYTES, "num_slots": 16, "lease_s": 2.0, **changes}
     return StoreHostSettings(
         config=ClusterConfig(
             cluster=CLUSTER,
             registry=RegistryConfig(heartbeat_s=0.1, ttl_s=1.0),
-            transfer=TransferConfig(transport=transport),
+            transfer=TransferConfig(**{"transport": "shm", **transfer}),
         ),
         redis_url=redis_url,
         node=node,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -146,9 +147,19 @@ IMPURE_STDLIB = {"asyncio", "threading", "multiprocessing", "subprocess", "socke
 IMPURE_ATTRIBUTES = {"os.environ", "os.getenv", "os.urandom", "secrets", "uuid.uuid4"}
 
 
-def modules() -> list[Path]:
+PICKLING = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "multiprocessing"}
+"""What runs code that it reads; multiprocessing pickles what goes through its pipes and queues."""
+SERVING = [package for package in PACKAGES if package != "benchmarks"]
+PICKLING_CALLS = {
+    *("torch.load", "torch.save", "np.load", "np.save", "numpy.load", "numpy.save"),
+    *("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"),
+    *("send_object_list", "recv_object_list", "unsafe_load", "full_load"),
+}
+
+
+def modules(packages: Sequence[str] = PACKAGES) -> list[Path]:
     """All hand-written modules."""
-    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    found = (path for package in packages for path in (ROOT / package).rglob("*.py"))
     return sorted(path for path in found if "_pb2" not in path.name)
 
 
@@ -216,6 +227,37 @@ def attribute_problems(tree: ast.AST) -> list[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("open", "print"):
             problems.append(f"calls {node.func.id}")
     return problems
+
+
+def pickling_problems(source: str) -> list[str]:
+    """Ways to write or read what only pickle, or its kin, can."""
+    tree = ast.parse(source)
+    names = [name for name in imported(tree) if name.split(".")[0] in PICKLING]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            whole = f"{node.value.id}.{node.attr}" if isinstance(node.value, ast.Name) else node.attr
+            names += [name for name in dict.fromkeys((whole, node.attr)) if name in PICKLING_CALLS]
+    return [f"uses {name}" for name in names]
+
+
+@pytest.mark.parametrize("path", modules(SERVING), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_is_pickled(path: Path) -> None:
+    assert pickling_problems(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "from multiprocessing.connection import Client",
+        "import torch\nx = torch.load('f')",
+        "from torch import distributed as dist\ndist.broadcast_object_list([1])",
+        "import yaml\nyaml.unsafe_load('x')",
+    ],
+)
+def test_what_pickles_is_found(source: str) -> None:
+    assert len(pickling_problems(source)) == 1
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))

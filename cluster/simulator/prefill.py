@@ -137,7 +137,6 @@ class PrefillNode:
         """The messages of a chunk: sized as a live worker sizes them, from its pace and the link's speed."""
         end, block_size = chunk.start + chunk.num_tokens, self.plant.block_size
         num_blocks = -(-end // block_size) if chunk.is_last else end // block_size
-        num_new = num_blocks - handoff.num_posted_blocks
         num_sent, num_held = handoff.advance(num_blocks)
         num_layers = self.plant.model.num_layers
         handoff.life.num_held_bytes += num_held * num_layers * self.plant.block_layer_bytes
@@ -145,7 +144,7 @@ class PrefillNode:
             return []
         sized = SizedChunk(
             num_layers=num_layers,
-            layer_bytes=round(num_new * self.plant.block_layer_bytes),
+            layer_bytes=round(num_sent * self.plant.block_layer_bytes),
             layer_s=self._pace.token_s / num_layers * plan.num_tokens,
             is_last=chunk.is_last,
         )

@@ -35,6 +35,7 @@ class StoreSample:
     num_clients: int = 0
     num_loans: int = 0
     num_grants: int = 0
+    num_slow_links: int = 0
 
 
 _LABEL = ("tier",)
@@ -73,6 +74,15 @@ _READINGS: tuple[Reading[StoreSample], ...] = (
     reading(
         ("tandem_store_grants", "gauge", "grants", "Groups of slots that workers are writing."),
         lambda s: plain(s.num_grants),
+    ),
+    reading(
+        (
+            "tandem_store_slow_links",
+            "gauge",
+            "links",
+            "Links to other nodes' stores that were measured slower than transfer.min_gbps: alert on it.",
+        ),
+        lambda s: plain(s.num_slow_links),
     ),
 )
 

@@ -11,12 +11,15 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
 
 import torch
 
+from kv_transfer import ucx
 from kv_transfer.digest import digest
 from kv_transfer.transport import MessageHeader, Transport
 from kv_transfer.transports import make_transport
@@ -96,9 +99,9 @@ class Peer:
     Forked from a server that has imported everything, so that starting one is quick; killed at the end of the block.
     """
 
-    def __init__(self, transport: str, role: str, *arguments: str) -> None:
+    def __init__(self, kind: str, role: str, *arguments: str) -> None:
         self._channel, remote = _FORKS.Pipe()
-        self._process = _FORKS.Process(target=_run, args=(remote, transport, role, *arguments))
+        self._process = _FORKS.Process(target=_run, args=(remote, kind, role, *arguments))
         self._process.start()
         remote.close()
 
@@ -147,9 +150,25 @@ class Peer:
         self._channel.close()
 
 
-def _run(channel: Connection, name: TransportName, role: str, *arguments: str) -> None:
+FAR_UCX = "ucx from another host"
+"""A peer that says so: UCX then joins it as it joins other hosts, over TCP and with endpoint error handling."""
+
+
+def name_of(kind: str) -> TransportName:
+    """The transport's name in a peer's kind."""
+    return cast(TransportName, kind.partition(" ")[0])
+
+
+def _move_away() -> None:
+    here = ucx.own_identity()
+    ucx.own_identity = lambda: replace(here, host=b"another host".ljust(16))
+
+
+def _run(channel: Connection, kind: str, role: str, *arguments: str) -> None:
     torch.set_num_threads(1)
-    transport = make_transport(name, worker_id=WorkerId(role))
+    if kind == FAR_UCX:
+        _move_away()
+    transport = make_transport(name_of(kind), worker_id=WorkerId(role))
     try:
         if role == "serve":
             _serve(transport, int(arguments[0]), channel)

@@ -162,6 +162,28 @@ def test_a_gpus_memory_arrives_whole_however_it_is_cut(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("piece_bytes", [None, 100_000])
+def test_no_byte_of_a_gpus_payload_passes_through_a_tensor_of_the_host(
+    ends: tuple[UcxTransport, UcxTransport], monkeypatch: pytest.MonkeyPatch, piece_bytes: int | None
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a copy to the host")
+
+    source, destination = ends
+    sink = RecordingSink(destination.allocate(8 * MIB), piece_bytes=piece_bytes)
+    destination.serve(sink)
+    segments = cut(_fill(source.allocate(8 * MIB)), piece_bytes)
+    header = make_header(segments, with_digest=False)
+    link = source.connect(destination.address())
+    with monkeypatch.context() as patch:
+        for name in ("cpu", "numpy", "tolist"):
+            patch.setattr(torch.Tensor, name, refuse)
+        link.send(header, segments).result(TIMEOUT_S)
+        assert sink.wait_landed(1) == [None]
+    assert torch.equal(torch.cat(segments), torch.cat(sink.segments(header)))
+
+
+@pytest.mark.gpu
 def test_what_a_gpu_still_computes_is_sent_as_computed(ends: tuple[UcxTransport, UcxTransport]) -> None:
     source, destination = ends
     sink = RecordingSink(destination.allocate(MIB))

@@ -6,6 +6,7 @@ from kv_transfer.destination import DestinationHandoff
 from kv_transfer.handoff import (
     Action,
     BlockRange,
+    Deliver,
     Failed,
     Fence,
     HandoffState,
@@ -13,6 +14,7 @@ from kv_transfer.handoff import (
     ReleaseBlocks,
     Resend,
     SendAbort,
+    SendDelivered,
     SendDrained,
     SendNack,
     SendTicket,
@@ -70,6 +72,17 @@ def test_a_nack_of_several_messages_in_one_range_resends_each_of_them_as_it_was(
     assert source.nack(FIRST, "it did not arrive", round_number=1, now=1.0) == expected
 
 
+def test_nothing_is_posted_before_the_ticket_or_once_the_handoff_is_over() -> None:
+    assert not SourceHandoff(lease_s=LEASE_S, max_resends=1, now=0.0).posting(FIRST)
+    aborting, delivered = make_source(), make_source()
+    for source in (aborting, delivered):
+        assert source.posting(FIRST)
+    aborting.abort("client gone")
+    assert not aborting.posting(SECOND)
+    delivered.delivered(now=1.0)
+    assert not delivered.posting(SECOND)
+
+
 def test_a_range_is_resent_only_so_often() -> None:
     source = make_source(max_resends=2)
     assert source.posting(FIRST)
@@ -96,6 +109,22 @@ def test_a_send_that_hangs_after_delivery_to_a_peer_that_went_is_fenced_after_a_
     assert source.tick(1.0 + LEASE_S) == [Fence()]
     assert source.sent(FIRST, "closed") == [ReleaseBlocks()]
     assert source.state is HandoffState.DELIVERED
+
+
+def test_a_destination_that_says_nothing_for_a_lease_is_given_up_by_the_source_alone() -> None:
+    source = make_source()
+    assert source.posting(FIRST)
+    source.renewed(now=1.0)
+    assert source.tick(1.0 + LEASE_S - 0.1) == []
+    assert kinds(source.tick(1.0 + LEASE_S)) == [SendAbort, Failed, Fence]
+    assert kinds(source.sent(FIRST, "closed")) == [SendDrained, ReleaseBlocks]
+
+
+def test_an_aborted_source_that_renews_does_not_put_off_its_fence() -> None:
+    destination = make_destination()
+    destination.abort("client gone")
+    destination.renewed(now=LEASE_S - 0.1)
+    assert destination.tick(LEASE_S) == [Fence()]
 
 
 def test_a_digest_that_does_not_match_fails_the_handoff() -> None:
@@ -160,6 +189,37 @@ def test_several_nacks_of_one_round_resend_a_message_once() -> None:
     assert source.sent(BOTH, None) == []
     assert source.nack(SECOND, "it did not arrive", round_number=1, now=1.0) == []
     assert kinds(source.nack(SECOND, "it did not arrive", round_number=2, now=2.0))[:2] == [SendAbort, Failed]
+
+
+def test_a_second_record_changes_nothing() -> None:
+    destination = make_destination()
+    assert destination.record(make_record(5)) == []
+    assert destination.record(make_record(6)) == []
+    assert destination.may_place(BOTH, Epoch(3))
+    assert destination.landed(BOTH, digest=5, error=None) == [SendDelivered(), Deliver(record=make_record(5))]
+
+
+def test_as_many_messages_as_were_sent_are_not_all_blocks_of_all_layers() -> None:
+    destination = make_destination()
+    assert destination.may_place(FIRST, Epoch(3))
+    assert destination.landed(FIRST, digest=5, error=None) == []
+    assert destination.record(make_record(5)) == []
+    assert destination.missing() == [SECOND]
+
+
+def test_aborted_blocks_are_held_until_receives_have_stopped_though_the_writer_has() -> None:
+    destination = make_destination()
+    assert kinds(destination.peer_aborted("client gone")) == [Failed, StopReceiving]
+    assert destination.peer_drained() == []
+    assert destination.receives_stopped() == [ReleaseBlocks()]
+
+
+def test_aborted_blocks_are_held_until_what_was_placed_has_landed() -> None:
+    destination = make_destination()
+    assert destination.may_place(FIRST, Epoch(3))
+    destination.peer_aborted("client gone")
+    assert destination.peer_drained() == destination.receives_stopped() == []
+    assert destination.landed(FIRST, digest=5, error=None) == [ReleaseBlocks()]
 
 
 def test_blocks_that_are_held_already_are_neither_wanted_nor_missing() -> None:

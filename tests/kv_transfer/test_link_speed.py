@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 
 import pytest
+import torch
 
 from kv_transfer.auto import AutoTransport
 from kv_transfer.links import LinkTable
 from kv_transfer.loopback import ShmTransport
 from kv_transfer.probe import ProbeSink
-from kv_transfer.transport import Transport
+from kv_transfer.shm_link import ShmLink
+from kv_transfer.transport import MessageHeader, Transport
 from kv_transfer.transports import make_transport
 from tandem.errors import LinkTooSlow, TransportError
 from tandem.types import Epoch, WorkerId
@@ -89,6 +93,46 @@ class Unreachable(ShmTransport):
 
     def connect(self, address: bytes) -> None:  # type: ignore[override]
         raise TransportError("no route")
+
+
+class SlowLink:
+    """A link that takes its time for each message."""
+
+    transport, detail = "slow", ""
+
+    def __init__(self, link: ShmLink) -> None:
+        self._link = link
+        self.close, self.stats = link.close, link.stats
+
+    def send(self, header: MessageHeader, segments: Sequence[torch.Tensor]) -> Future[None]:
+        time.sleep(0.02)
+        return self._link.send(header, segments)
+
+
+class Slow(ShmTransport):
+    """Its links are slow ones."""
+
+    name = "slow"
+
+    def connect(self, address: bytes) -> SlowLink:  # type: ignore[override]
+        return SlowLink(super().connect(address))
+
+
+@pytest.mark.parametrize("names", [("slow", "shm"), ("shm", "slow")])
+def test_auto_takes_the_quicker_link_and_closes_the_other(names: tuple[str, str]) -> None:
+    kinds = {"slow": Slow, "shm": ShmTransport}
+    here, there = (
+        AutoTransport({name: kinds[name](worker_id=WorkerId("w")) for name in names}) for _ in ("here", "there")
+    )
+    try:
+        there.serve(RecordingSink(there.allocate(10)))
+        link = here.connect(there.address())
+        assert link.transport == "shm"
+        memory = here.allocate(10)
+        link.send(make_header([memory]), [memory]).result(TIMEOUT_S)
+    finally:
+        here.close()
+        there.close()
 
 
 def test_auto_goes_without_a_transport_that_does_not_reach_the_peer() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import pytest
 
 from kv_transfer.links import MAX_LINKS_PER_WORKER, LinkTable
+from kv_transfer.loopback import ShmTransport
+from kv_transfer.shm_link import ShmLink
 from kv_transfer.transport import MessageHeader, Transport
 from kv_transfer.transports import make_transport
 from tandem.errors import LinkClosed, TransportError
@@ -96,6 +99,51 @@ def test_a_link_that_was_dropped_is_opened_anew(source: Transport, lives: list[T
         table.close()
 
     asyncio.run(scenario())
+
+
+class HeldUp(ShmTransport):
+    """Connects when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__(worker_id=WorkerId("prefill-0"))
+        self.go = threading.Event()
+        self.opened: list[ShmLink] = []
+
+    def connect(self, address: bytes) -> ShmLink:
+        assert self.go.wait(10)
+        self.opened.append(super().connect(address))
+        return self.opened[-1]
+
+
+def test_a_link_for_which_nobody_waits_any_more_is_the_next_ones(lives: list[Transport]) -> None:
+    async def scenario() -> None:
+        table, address = LinkTable(source), lives[0].address()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await table.get(DECODE, address, epoch=Epoch(1))
+        source.go.set()
+        link, _ = await table.get(DECODE, address, epoch=Epoch(1))
+        assert source.opened == [link]
+        table.close()
+
+    with closing(HeldUp()) as source:
+        asyncio.run(scenario())
+
+
+def test_a_link_that_opens_when_the_table_is_closed_is_closed_too(lives: list[Transport]) -> None:
+    async def scenario() -> None:
+        table = LinkTable(source)
+        waiting = asyncio.ensure_future(table.get(DECODE, lives[0].address(), epoch=Epoch(1)))
+        await asyncio.sleep(0)
+        table.close()
+        source.go.set()
+        with pytest.raises(LinkClosed):
+            await waiting
+        with pytest.raises(LinkClosed):
+            source.opened[0].send(header(), [source.allocate(8)]).result(5)
+
+    with closing(HeldUp()) as source:
+        asyncio.run(scenario())
 
 
 def test_an_address_where_nobody_serves_opens_no_link(source: Transport) -> None:

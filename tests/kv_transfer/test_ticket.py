@@ -106,6 +106,8 @@ def test_an_honest_ticket_gives_both_sides_the_same_key() -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"handoff_id": "cd" * 16},
+        {"epoch": 9},
         {"first_block": 0},
         {"lease_s": 20.0},
         {"transport_address": b"elsewhere"},
@@ -184,6 +186,11 @@ def test_a_sealed_header_survives_the_wire_with_its_code() -> None:
         {"num_blocks": 4},
         {"num_bytes": 98},
         {"digest": 0},
+        {"handoff_id": "cd" * 16},
+        {"source_rank": 1},
+        {"destination_rank": 1},
+        {"first_head": 1},
+        {"num_heads": 1},
     ],
     ids=lambda change: next(iter(change)),
 )

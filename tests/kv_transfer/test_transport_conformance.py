@@ -27,14 +27,18 @@ from tests.kv_transfer.peers import HANDOFF, TIMEOUT_S, RecordingSink, cut, make
 MIB = 1 << 20
 
 
-ON_HOST = ("shm", "ucx", "collective", "auto")
+ON_HOST = ("shm", "ucx", "ucx over tcp", "ucx over posix", "collective", "auto")
+"""UCX takes cma where it is left to choose; the other two push large payloads, through sockets or memory."""
 ON_GPUS = [pytest.param(f"{name} on GPUs", marks=pytest.mark.gpu) for name in ("ucx", "collective", "auto")]
 
 
 @pytest.fixture(params=[*ON_HOST, *ON_GPUS])
-def kind(request: pytest.FixtureRequest) -> str:
-    """A transport's name, and where its memory is."""
-    return str(request.param)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A transport's name, and what it goes over or where its memory is."""
+    kind = str(request.param)
+    if " over " in kind:
+        monkeypatch.setenv("UCX_TLS", kind.partition(" over ")[2])
+    return kind
 
 
 @pytest.fixture
@@ -123,7 +127,7 @@ def test_memory_that_the_transport_did_not_allocate_can_be_sent_and_received_int
     assert same(memory, sink.memory)
 
 
-@pytest.mark.parametrize("kind", ON_HOST)
+@pytest.mark.parametrize("kind", ON_HOST, indirect=True)
 def test_memory_that_was_lent_is_sent_as_it_lies(source: Transport, destination: Transport) -> None:
     slab = Slab(num_slots=8, block_bytes=8192)
     source.lend(slab.fd, torch.from_numpy(slab.everything))
@@ -138,6 +142,16 @@ def test_memory_that_was_lent_is_sent_as_it_lies(source: Transport, destination:
     assert link.stats().num_gathers == 0
     source.close()
     slab.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("ucx", "off"), ("ucx over posix", "off"), ("ucx over tcp", "on")], indirect=["kind"]
+)
+def test_ucx_handles_errors_of_its_endpoints_but_where_that_would_cost_it_shared_memory(
+    source: Transport, destination: Transport, expected: str
+) -> None:
+    destination.serve(RecordingSink(destination.allocate(1)))
+    assert source.connect(destination.address()).detail.endswith(f"endpoint error handling {expected}")
 
 
 def test_a_thousand_small_messages_land_once_each(source: Transport, destination: Transport) -> None:
@@ -177,7 +191,7 @@ def test_two_transports_send_to_each_other(source: Transport, destination: Trans
         assert same(memory, sinks[there].memory)
 
 
-@pytest.mark.parametrize("kind", [*ON_HOST, ON_GPUS[0]])
+@pytest.mark.parametrize("kind", [*ON_HOST, ON_GPUS[0]], indirect=True)
 def test_a_transport_can_send_to_itself(source: Transport) -> None:
     sink = RecordingSink(source.allocate(MIB))
     source.serve(sink)

@@ -18,15 +18,30 @@ from kv_transfer.transport import Transport
 from kv_transfer.transports import make_transport
 from tandem.errors import LinkClosed, TransportError
 from tandem.types import WorkerId
-from tests.kv_transfer.peers import HANDOFF, TIMEOUT_S, Peer, RecordingSink, make_header, stop_forks
+from tests.kv_transfer.peers import (
+    FAR_UCX,
+    HANDOFF,
+    TIMEOUT_S,
+    Peer,
+    RecordingSink,
+    make_header,
+    name_of,
+    stop_forks,
+)
 
 MIB = 1 << 20
 LARGE = 4 * MIB
 
 
-@pytest.fixture(params=["shm", "ucx", "collective"])
-def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
-    made = make_transport(request.param, worker_id=WorkerId("local"))
+@pytest.fixture(params=["shm", "ucx", "collective", FAR_UCX])
+def kind(request: pytest.FixtureRequest) -> str:
+    """A peer's transport, and where it says that it is."""
+    return str(request.param)
+
+
+@pytest.fixture
+def transport(kind: str) -> Iterator[Transport]:
+    made = make_transport(name_of(kind), worker_id=WorkerId("local"))
     yield made
     made.close()
 
@@ -43,8 +58,8 @@ def serving(transport: Transport, *, piece_bytes: int | None = None) -> Recordin
     return sink
 
 
-def test_another_process_receives_what_is_sent(transport: Transport) -> None:
-    with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
+def test_another_process_receives_what_is_sent(kind: str, transport: Transport) -> None:
+    with Peer(kind, "serve", str(8 * LARGE)) as peer:
         memory = transport.allocate(8 * LARGE).random_(0, 255)
         link = transport.connect(peer.address())
         for i, piece in enumerate(memory.split(LARGE)):
@@ -52,30 +67,32 @@ def test_another_process_receives_what_is_sent(transport: Transport) -> None:
         assert peer.finish() == "8 placed, 8 landed, 0 errors"
 
 
-def test_what_another_process_sends_arrives(transport: Transport) -> None:
+def test_what_another_process_sends_arrives(kind: str, transport: Transport) -> None:
     sink = serving(transport)
-    with Peer(transport.name, "send", transport.address().hex(), str(LARGE), "-8") as peer:
+    with Peer(kind, "send", transport.address().hex(), str(LARGE), "-8") as peer:
         assert sink.wait_landed(8) == [None] * 8
         assert peer.read() == "sent"
     assert torch.equal(sink.memory[-LARGE:], (torch.arange(LARGE) % 251).to(torch.uint8))
 
 
-def test_the_link_says_what_was_negotiated(transport: Transport) -> None:
-    with Peer(transport.name, "serve", "1") as peer:
+def test_the_link_says_what_was_negotiated(kind: str, transport: Transport) -> None:
+    with Peer(kind, "serve", "1") as peer:
         detail = transport.connect(peer.address()).detail
-    expected = {"shm": ["memfd"], "ucx": ["cma", "posix", "sysv"], "collective": ["gloo"]}[transport.name]
+    same_host = ["cma", "posix", "sysv"]
+    expected = {"shm": ["memfd"], "ucx": same_host, "collective": ["gloo"], FAR_UCX: ["tcp"]}[kind]
     assert any(word in detail for word in expected)
+    assert ("endpoint error handling on" in detail) == (kind == FAR_UCX)
 
 
-def test_connecting_to_a_process_that_ended_fails(transport: Transport) -> None:
-    with Peer(transport.name, "serve", "1") as peer:
+def test_connecting_to_a_process_that_ended_fails(kind: str, transport: Transport) -> None:
+    with Peer(kind, "serve", "1") as peer:
         address = peer.address()
     with pytest.raises(TransportError):
         transport.connect(address)
 
 
-def test_a_receiver_that_is_killed_fails_its_senders(transport: Transport) -> None:
-    with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
+def test_a_receiver_that_is_killed_fails_its_senders(kind: str, transport: Transport) -> None:
+    with Peer(kind, "serve", str(8 * LARGE)) as peer:
         memory = transport.allocate(LARGE)
         link = transport.connect(peer.address())
         peer.stop()
@@ -88,9 +105,11 @@ def test_a_receiver_that_is_killed_fails_its_senders(transport: Transport) -> No
 
 
 @pytest.mark.parametrize("piece_bytes", [None, 100_000], ids=["contiguous", "fragmented"])
-def test_a_sender_that_is_killed_leaves_no_message_unreported(transport: Transport, piece_bytes: int | None) -> None:
+def test_a_sender_that_is_killed_leaves_no_message_unreported(
+    kind: str, transport: Transport, piece_bytes: int | None
+) -> None:
     sink = serving(transport, piece_bytes=piece_bytes)
-    with Peer(transport.name, "send", transport.address().hex(), str(LARGE), "8") as peer:
+    with Peer(kind, "send", transport.address().hex(), str(LARGE), "8") as peer:
         sink.wait_landed(10)
         peer.signal(signal.SIGKILL)
         peer.wait()
@@ -101,17 +120,17 @@ def test_a_sender_that_is_killed_leaves_no_message_unreported(transport: Transpo
     assert not sink.memory.fill_(0).any()
 
 
-def test_after_a_killed_sender_the_next_one_is_served(transport: Transport) -> None:
+def test_after_a_killed_sender_the_next_one_is_served(kind: str, transport: Transport) -> None:
     sink = serving(transport)
     for _ in range(2):
-        with Peer(transport.name, "send", transport.address().hex(), str(LARGE), "8") as peer:
+        with Peer(kind, "send", transport.address().hex(), str(LARGE), "8") as peer:
             sink.wait_landed(len(sink.landings) + 10)
             peer.signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("num_bytes", [100, LARGE])
-def test_closing_a_link_does_not_wait_for_a_stopped_receiver(transport: Transport, num_bytes: int) -> None:
-    with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
+def test_closing_a_link_does_not_wait_for_a_stopped_receiver(kind: str, transport: Transport, num_bytes: int) -> None:
+    with Peer(kind, "serve", str(8 * LARGE)) as peer:
         memory = transport.allocate(num_bytes)
         link = transport.connect(peer.address())
         peer.stop()
@@ -122,8 +141,8 @@ def test_closing_a_link_does_not_wait_for_a_stopped_receiver(transport: Transpor
         assert peer.is_stopped()
 
 
-def test_a_receiver_that_goes_on_after_the_link_was_closed_disturbs_nobody(transport: Transport) -> None:
-    with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
+def test_a_receiver_that_goes_on_after_the_link_was_closed_disturbs_nobody(kind: str, transport: Transport) -> None:
+    with Peer(kind, "serve", str(8 * LARGE)) as peer:
         memory = transport.allocate(LARGE)
         address = peer.address()
         link = transport.connect(address)
@@ -138,9 +157,9 @@ def test_a_receiver_that_goes_on_after_the_link_was_closed_disturbs_nobody(trans
 
 
 @pytest.mark.parametrize("piece_bytes", [None, 100_000], ids=["contiguous", "fragmented"])
-def test_quiesce_does_not_wait_for_a_stopped_sender(transport: Transport, piece_bytes: int | None) -> None:
+def test_quiesce_does_not_wait_for_a_stopped_sender(kind: str, transport: Transport, piece_bytes: int | None) -> None:
     sink = serving(transport, piece_bytes=piece_bytes)
-    with Peer(transport.name, "send", transport.address().hex(), str(LARGE), "8") as peer:
+    with Peer(kind, "send", transport.address().hex(), str(LARGE), "8") as peer:
         sink.wait_landed(5)
         peer.stop()
         sink.refuse()
@@ -152,8 +171,8 @@ def test_quiesce_does_not_wait_for_a_stopped_sender(transport: Transport, piece_
         assert not sink.memory.any()
 
 
-def test_closing_a_transport_does_not_wait_for_a_stopped_peer(transport: Transport) -> None:
-    with Peer(transport.name, "serve", str(8 * LARGE)) as peer:
+def test_closing_a_transport_does_not_wait_for_a_stopped_peer(kind: str, transport: Transport) -> None:
+    with Peer(kind, "serve", str(8 * LARGE)) as peer:
         address = peer.address()
         other = make_transport(transport.name, worker_id=WorkerId("other"))  # type: ignore[arg-type]
         memory = other.allocate(LARGE)

@@ -59,6 +59,35 @@ def test_a_lost_message_is_sent_again(gqa: Path, transport: TransportName, index
     assert faults.num_repeated() == 1
 
 
+@pytest.mark.parametrize("index", [7, 8])
+def test_a_message_that_was_lost_keeps_its_digest_where_only_some_have_one(gqa: Path, index: int) -> None:
+    faults = Faults(Fault.DROP, lambda i: i == index)
+    options = PairOptions(faults=faults, lease_s=LEASE_S, digest_every=2)
+
+    async def lossy() -> list[int]:
+        async with running_pair(gqa, options) as pair:
+            return await pair.run(PROMPT, max_tokens=8)
+
+    assert asyncio.run(lossy()) == monolithic(gqa, PROMPT, max_tokens=8)
+    lost, again = faults.seen[index], faults.seen[-1]
+    assert (again.layer, again.first_block, again.digest) == (lost.layer, lost.first_block, lost.digest)
+
+
+def test_a_message_that_was_damaged_is_checked_again_where_only_some_are(gqa: Path) -> None:
+    options = PairOptions(
+        faults=lambda header, _: Fault.CORRUPT if (header.layer, header.first_block) == (0, 0) else Fault.NONE,
+        lease_s=LEASE_S,
+        digest_every=1000,
+    )
+
+    async def damaged() -> None:
+        async with running_pair(gqa, options) as pair:
+            with pytest.raises(HandoffFailed, match="layer 0 could not be sent"):
+                await pair.run(PROMPT, max_tokens=8)
+
+    asyncio.run(damaged())
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_messages_that_come_twice_change_nothing(gqa: Path, transport: TransportName) -> None:
     faults = Faults(Fault.DUPLICATE, lambda i: True)

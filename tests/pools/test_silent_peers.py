@@ -168,11 +168,11 @@ class SilentDestination(worker_pb2_grpc.DecodeWorkerServicer):
 
 @asynccontextmanager
 async def silent_destination(
-    transport_name: TransportName, *, with_ticket: bool
+    transport_name: TransportName, *, with_ticket: bool, lease_s: float = 1.0
 ) -> AsyncIterator[tuple[SilentDestination, str]]:
     transport = make_transport(transport_name, worker_id=WorkerId("silent"))
     transport.serve(TakesNothing())
-    servicer = SilentDestination(transport, with_ticket=with_ticket, lease_s=1.0)
+    servicer = SilentDestination(transport, with_ticket=with_ticket, lease_s=lease_s)
     server = await start_server(
         "127.0.0.1", 0, lambda s: worker_pb2_grpc.add_DecodeWorkerServicer_to_server(servicer, s), ()
     )
@@ -231,7 +231,7 @@ def test_a_decode_worker_that_dies_fails_the_leg_at_once(gqa: Path, transport: T
     async def dies() -> None:
         options = PairOptions(transport=transport, faults=policy, lease_s=30.0)
         async with running_pair(gqa, options) as pair:
-            async with silent_destination(transport, with_ticket=True) as (_, address):
+            async with silent_destination(transport, with_ticket=True, lease_s=30.0) as (_, address):
                 leg = asyncio.create_task(leg_to(pair, address))
                 await until(lambda: pair.fabric.num_held > 0)
             error = await leg

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -91,6 +92,35 @@ def test_a_message_with_anothers_code_is_not_written(gqa: Path, transport: str) 
             source.call.cancel()
 
     asyncio.run(forged())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": Epoch(3)},
+        {"num_layers": 2},
+        {"num_blocks": 2},
+        {"num_bytes": 8},
+        {"first_head": 1},
+        {"num_heads": 1},
+        {"source_rank": 1},
+        {"destination_rank": 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_message_that_says_other_than_the_handoff_is_not_written_though_its_code_is_right(
+    gqa: Path, change: dict[str, Any]
+) -> None:
+    async def wrong() -> None:
+        async with running_pair(gqa) as pair, silent_source(pair) as (legs, source):
+            before = pair.decode.executor.cache.slab.clone()
+            await source.send(layer=0, first_block=0, **change)
+            await until(lambda: pair.decode.receiver.arrived.num_refused == 1)
+            assert torch.equal(pair.decode.executor.cache.slab, before)
+            legs.decode.close()
+            source.call.cancel()
+
+    asyncio.run(wrong())
 
 
 def test_a_router_of_another_cluster_is_refused_by_both_workers(gqa: Path) -> None:
