@@ -42,21 +42,25 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-CLUSTERS = (
-    "tests/e2e/",
-    "tests/cluster/test_hand_over",
-    "tests/cluster/test_launch",
-    "tests/cluster/test_ray",
-    "tests/cluster/test_up",
-)
-"""Tests that start clusters of their own, at the same addresses: they run one after another, all others beside them."""
-NODES = "tests/e2e/test_nodes"
-"""Its nodes have addresses of their own."""
+SCOPES = {
+    "tests/e2e/test_nodes": "nodes",
+    "tests/e2e/test_one_pair": "pairs",
+    "tests/e2e/test_two_pairs": "pairs",
+    "tests/e2e/": "clusters",
+    "tests/cluster/test_hand_over": "clusters",
+    "tests/cluster/test_launch": "clusters",
+    "tests/cluster/test_ray": "clusters",
+    "tests/cluster/test_up": "clusters",
+    "tests/kube/": "kube",
+}
+"""Tests that start clusters of their own, by the beginnings of their modules, the first that fits. Those of one scope
+run one after another, so that there are never many at once. Clusters beside each other take free ports."""
 LONGEST_FIRST = (
-    "clusters",
+    "pairs",
     "kube",
+    "clusters",
     "tests/tandem/model/test_golden",
-    NODES,
+    "nodes",
     "tests/pools/test_chaos",
     "tests/pools/test_kills",
     "tests/pools/",
@@ -135,11 +139,9 @@ def left_over(before: tuple[set[psutil.Process], set[str], set[Path]]) -> list[s
 
 
 def scope_of(nodeid: str) -> str:
-    """Tests of one scope run in one process: modules, for what their tests share, and those that meet at addresses."""
+    """Tests of one scope run in one process: a module's, for what they share, and those that start clusters."""
     module = nodeid.partition("::")[0]
-    if module.startswith(CLUSTERS) and not module.startswith(NODES):
-        return "clusters"
-    return "kube" if module.startswith("tests/kube/") else module
+    return next((scope for beginning, scope in SCOPES.items() if module.startswith(beginning)), module)
 
 
 def place_in_order(nodeid: str) -> int:
