@@ -62,7 +62,6 @@ LONGEST_FIRST = (
     "tests/tandem/model/test_golden",
     "nodes",
     "tests/pools/test_chaos",
-    "tests/pools/test_kills",
     "tests/pools/",
     "tests/tandem/model/",
     "tests/kv_transfer/",
