@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 RUNS ?= 5
 JOBS ?= 3
 
-.PHONY: help install native demo up test fuzz check bench bench-peers proto helm-tools helm-check helm-golden chart clean
+.PHONY: help install native demo up test fuzz check bench bench-peers golden proto helm-tools helm-check helm-golden chart clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make check     lint, types, architecture, freshness of generated code and of docs/metrics.md"
 	@echo "make bench     measure this machine"
 	@echo "make bench-peers  set up what make bench measures beside: NIXL, Mooncake, and vLLM for CPUs (4 GB)"
+	@echo "make golden    ask transformers again for the answers that tests compare with, after another version of it"
 	@echo "make proto     generate the gRPC stubs from proto/"
 	@echo "make chart     generate what is generated for the Helm chart: schema, page of values, dashboards"
 	@echo "make helm-check   lint the Helm chart and run its static tests"
@@ -83,6 +84,9 @@ bench-peers:
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	mkdir -p $(VLLM)/deb
 	cd $(VLLM)/deb && apt-get download libtcmalloc-minimal4 && for f in *.deb; do dpkg -x $$f root; done
+
+golden: install
+	$(BIN)/python -m tests.golden_answers
 
 proto: install
 	$(BIN)/python -m tandem.rpc.generate

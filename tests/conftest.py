@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -41,21 +42,39 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-CLUSTERS = (
-    "tests/e2e/",
-    "tests/cluster/test_hand_over",
-    "tests/cluster/test_launch",
-    "tests/cluster/test_ray",
-    "tests/cluster/test_up",
+SCOPES = {
+    "tests/e2e/test_nodes": "nodes",
+    "tests/e2e/test_one_pair": "pairs",
+    "tests/e2e/test_two_pairs": "pairs",
+    "tests/e2e/": "clusters",
+    "tests/cluster/test_hand_over": "clusters",
+    "tests/cluster/test_launch": "clusters",
+    "tests/cluster/test_ray": "clusters",
+    "tests/cluster/test_up": "clusters",
+    "tests/kube/": "kube",
+}
+"""Tests that start clusters of their own, by the beginnings of their modules, the first that fits. Those of one scope
+run one after another, so that there are never many at once. Clusters beside each other take free ports."""
+LONGEST_FIRST = (
+    "pairs",
+    "kube",
+    "clusters",
+    "tests/tandem/model/test_golden",
+    "nodes",
+    "tests/pools/test_chaos",
+    "tests/pools/",
+    "tests/tandem/model/",
+    "tests/kv_transfer/",
 )
-"""Tests that start clusters of their own, at the same addresses: they run one after another, all others beside them."""
-NODES = "tests/e2e/test_nodes"
-"""Its nodes have addresses of their own."""
+"""Beginnings of scopes, in the order in which these are dealt out; all others come after. A long one that began last
+would run alone in the end."""
 
 SHARED_MEMORY = Path("/dev/shm")
 OUR_DIRECTORY = re.compile(r"tandem-(ray|redis|run)-(\d+)-")
 GRACE_S = 5.0
 """How long a process that was told to end may take."""
+LASTING_S = 1.0
+"""How long a segment must be there: those of processes beside us come and go while we look for who maps them."""
 
 
 def children() -> set[psutil.Process]:
@@ -98,29 +117,54 @@ def mapped_by_others(name: str) -> bool:
     return False
 
 
+def lasting(names: set[str]) -> set[str]:
+    """Of new segments those that stay, and that no process outside our tree uses."""
+    give_up = time.monotonic() + LASTING_S
+    while names := {name for name in names & segments() if not mapped_by_others(name)}:
+        if time.monotonic() > give_up:
+            return names
+        time.sleep(0.1)
+    return names
+
+
 def left_over(before: tuple[set[psutil.Process], set[str], set[Path]]) -> list[str]:
     """What has come since `before` and is still there, in words."""
     old_children, old_segments, old_directories = before
     _, alive = psutil.wait_procs(children() - old_children, timeout=GRACE_S)
     found = [f"process {p.pid}: {' '.join(p.cmdline())[:200]}" for p in alive if p.is_running()]
-    found += [f"shared memory {name}" for name in segments() - old_segments if not mapped_by_others(name)]
+    found += [f"shared memory {name}" for name in lasting(segments() - old_segments)]
     found += [f"directory {path}" for path in directories() - old_directories]
     return found
 
 
-class ByModule(LoadScopeScheduling):
-    """Modules stay together, for what their tests share; those that would meet at addresses are in one process."""
+def scope_of(nodeid: str) -> str:
+    """Tests of one scope run in one process: a module's, for what they share, and those that start clusters."""
+    module = nodeid.partition("::")[0]
+    return next((scope for beginning, scope in SCOPES.items() if module.startswith(beginning)), module)
+
+
+def place_in_order(nodeid: str) -> int:
+    """The lower, the earlier."""
+    places = (place for place, scope in enumerate(LONGEST_FIRST) if scope_of(nodeid).startswith(scope))
+    return next(places, len(LONGEST_FIRST))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Several processes begin with what takes longest; one has the order of the files."""
+    if PARALLEL:
+        items.sort(key=lambda item: place_in_order(item.nodeid))  # stable: a module's tests stay as they are
+
+
+class ByScope(LoadScopeScheduling):
+    """Deals out whole scopes."""
 
     def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        if module.startswith(CLUSTERS) and not module.startswith(NODES):
-            return "clusters"
-        return "kube" if module.startswith("tests/kube/") else module
+        return scope_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """How tests are dealt out to processes."""
-    return ByModule(config, log)
+    return ByScope(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,3 +46,12 @@ def test_a_shared_memory_segment_is_found() -> None:
     found = conftest.left_over(before)
     segment.unlink()
     assert found == [f"shared memory {segment.name}"]
+
+
+@pytest.mark.skipif(not conftest.SHARED_MEMORY.is_dir(), reason="no /dev/shm here")
+def test_a_segment_that_goes_while_its_owner_is_looked_for_is_nobody_s() -> None:
+    segment = conftest.SHARED_MEMORY / f"tandem-test-{os.getpid()}"
+    segment.write_bytes(b"left")
+    seen = conftest.segments()
+    segment.unlink()
+    assert segment.name not in conftest.lasting(seen & {segment.name})

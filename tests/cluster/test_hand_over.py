@@ -20,7 +20,6 @@ from cluster.head import HeadOptions, RayHead
 from cluster.head_record import HeadRecord, HeadRecords
 from cluster.node_drain import close_node
 from cluster.probe import Question, ask
-from cluster.ray_node_settings import LOOPBACK_IP
 from cluster.raylet import Raylet, raylets
 from tandem.config import ClusterConfig
 from tandem.errors import ConfigError
@@ -29,12 +28,14 @@ from tests.metadata import CLUSTER, state_of, valkey
 from tests.router_harness import runs_within
 
 LIMIT_S = 200
+HEAD_IP = "127.0.0.6"
+"""Of no other test: a probe asks whatever Ray node it finds at an address."""
 
 
 @asynccontextmanager
 async def running_head(server: EmbeddedRedis, *, hands_over: bool) -> AsyncIterator[str]:
     """A head that nodes may join; its address."""
-    options = HeadOptions(joinable=True, slots={}, hands_over=hands_over)
+    options = HeadOptions(joinable=True, node_ip=HEAD_IP, slots={}, hands_over=hands_over)
     head = RayHead(options, cluster=CLUSTER, log=None)
     address = await head.start(server.url, is_external=True)
     supervising = asyncio.create_task(head.supervise(lambda _: None))
@@ -68,13 +69,13 @@ def raylet_of(head: str) -> Raylet:
 @asynccontextmanager
 async def controller_beside(server: EmbeddedRedis, ray_address: str, sizes: Path) -> AsyncIterator[str]:
     """`tandem controller`; the URL of its metrics. It must end with status 0 when it is told to."""
-    with socket.create_server((LOOPBACK_IP, 0)) as probe:
+    with socket.create_server((HEAD_IP, 0)) as probe:
         port = probe.getsockname()[1]
     where = ["--cluster", CLUSTER, "--redis-url", server.url, "--ray-address", ray_address]
     arguments = ["controller", *where, "--sizes-file", str(sizes), "--metrics-port", str(port)]
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "cluster.cli", *arguments)
     try:
-        yield f"http://{LOOPBACK_IP}:{port}/metrics"
+        yield f"http://{HEAD_IP}:{port}/metrics"
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
     finally:
@@ -122,8 +123,8 @@ async def test_a_head_that_hands_over_leaves_all_to_the_next_one_and_one_that_do
                     desired = await state.get()
                     assert [pool and pool.size for pool in (desired.prefill, desired.decode)] == [0, 0]
 
-                assert await ask(Question.LIVE, ClusterConfig(), node_ip=LOOPBACK_IP)
-                assert raylet_of(address).node_ip == LOOPBACK_IP
+                assert await ask(Question.LIVE, ClusterConfig(), node_ip=HEAD_IP)
+                assert raylet_of(address).node_ip == HEAD_IP
 
             assert await record_of(server) == first
             assert keys_of_ray(server)

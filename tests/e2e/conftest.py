@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from transformers import AutoTokenizer
 
 from tandem.model.files import DEFAULT_MODEL, ModelFiles, resolve_model
-from tests.oracle import Oracle, golden_tokens
+from tests.golden_answers import Answers, golden_answers
 from tests.prompts import prompt_token_ids
-
-MAX_TOKENS = 16
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +21,5 @@ def prompts(model_files: ModelFiles) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="session")
-def golden(
-    model_files: ModelFiles, prompts: dict[str, list[int]], request: pytest.FixtureRequest
-) -> dict[str, tuple[int, ...]]:
-    oracle = Oracle(model_files, Path(request.config.cache.mkdir("tandem-oracle")))
-    return {name: golden_tokens(oracle, ids, MAX_TOKENS) for name, ids in prompts.items()}
+def golden(model_files: ModelFiles, prompts: dict[str, list[int]]) -> Answers:
+    return golden_answers(model_files, prompts)

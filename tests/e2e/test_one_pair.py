@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem.observability.document import SETS
 from tandem.rpc.client import open_channel
 from tandem.rpc.tandem.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from tests.e2e.conftest import MAX_TOKENS
 from tests.e2e.live import (
     Answer,
     LiveCluster,
@@ -36,8 +35,9 @@ from tests.e2e.live import (
     until,
     workers_of,
 )
+from tests.golden_answers import MAX_TOKENS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test waits for the oracle
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test waits for the cluster
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from benchmarks.load import Load, constant_load
 from tandem.model.files import resolve_model
 from tandem.rpc.tandem.v1 import inference_pb2
 from tests.e2e.live import LiveCluster, generate, is_idle, live_cluster, run, stub_of, until, workers_of
-from tests.oracle import Oracle, golden_tokens
+from tests.oracle import Oracle
 from tests.tiny_model import save_tiny_llama
 
 pytestmark = pytest.mark.slow
@@ -48,11 +48,9 @@ def prompts() -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def golden(
-    model: Path, prompts: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[int, ...]]:
-    oracle = Oracle(resolve_model(str(model)), tmp_path_factory.mktemp("oracle"))
-    return {name: golden_tokens(oracle, ids, MAX_TOKENS) for name, ids in prompts.items()}
+def golden(model: Path, prompts: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
+    oracle = Oracle(resolve_model(str(model)))
+    return {name: oracle.tokens(ids, MAX_TOKENS) for name, ids in prompts.items()}
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from functools import partial
 import grpc
 import pytest
 
-from tests.e2e.conftest import MAX_TOKENS
 from tests.e2e.live import Answer, LiveCluster, generate, is_idle, live_cluster, run, status_of, stub_of, until
 from tests.e2e.test_one_pair import answers_of
+from tests.golden_answers import MAX_TOKENS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test waits for the oracle
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test waits for the cluster
 
 LEASE_S = 2.0
 

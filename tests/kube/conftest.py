@@ -13,7 +13,7 @@ from tandem.model.files import resolve_model
 from tests.kube.helm import Tools, find_tool
 from tests.kube.load import MODEL, NUM_TOKENS, PROMPT
 from tests.kube.stand_in import StandIn, stand_in
-from tests.oracle import Oracle, golden_tokens
+from tests.oracle import Oracle
 from tests.tiny_model import save_tiny_llama
 
 HERE = Path(__file__).parent
@@ -42,10 +42,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def golden(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, ...]:
+def golden(model: Path) -> tuple[int, ...]:
     """The tokens that answer the clients' prompt."""
-    oracle = Oracle(resolve_model(str(model)), tmp_path_factory.mktemp("oracle"))
-    return golden_tokens(oracle, AutoTokenizer.from_pretrained(model).encode(PROMPT), NUM_TOKENS)
+    prompt_ids = AutoTokenizer.from_pretrained(model).encode(PROMPT)
+    return Oracle(resolve_model(str(model))).tokens(prompt_ids, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,17 @@ from transformers import AutoTokenizer
 from tandem.kv.layout import Dtype
 from tandem.model.files import DEFAULT_MODEL, ModelFiles, resolve_model
 from tandem.model.torch_executor import TorchExecutor, load_executor
-from tests.oracle import Golden, Oracle
+from tests.golden_answers import golden_answers
+from tests.oracle import Oracle
 from tests.prompts import BLOCK_SIZE, prompt_token_ids
 
-MAX_TOKENS = 16
+
+@dataclass(frozen=True, kw_only=True)
+class Golden:
+    """One prompt's answer as it is kept; `logits` `[len(tokens), vocab]` are transformers' own before each token."""
+
+    tokens: tuple[int, ...]
+    logits: torch.Tensor
 
 
 def make_executor(source: str | Path, *, num_blocks: int, dtype: Dtype = "float32") -> TorchExecutor:
@@ -37,16 +45,12 @@ def smollm2() -> TorchExecutor:
 
 
 @pytest.fixture(scope="session")
-def oracle_dir(request: pytest.FixtureRequest) -> Path:
-    return Path(request.config.cache.mkdir("tandem-oracle"))
-
-
-@pytest.fixture(scope="session")
 def prompts(smollm2_files: ModelFiles) -> dict[str, list[int]]:
     return prompt_token_ids(AutoTokenizer.from_pretrained(smollm2_files.tokenizer_dir))
 
 
 @pytest.fixture(scope="session")
-def golden(smollm2_files: ModelFiles, oracle_dir: Path, prompts: dict[str, list[int]]) -> dict[str, Golden]:
-    oracle = Oracle(smollm2_files, oracle_dir)
-    return {name: oracle.answer(ids, MAX_TOKENS) for name, ids in prompts.items()}
+def golden(smollm2_files: ModelFiles, prompts: dict[str, list[int]]) -> dict[str, Golden]:
+    oracle, answers = Oracle(smollm2_files), golden_answers(smollm2_files, prompts)
+    logits = {name: oracle.follow(prompts[name], tokens) for name, tokens in answers.items()}
+    return {name: Golden(tokens=tokens, logits=logits[name]) for name, tokens in answers.items()}

@@ -14,7 +14,7 @@ from tandem.model.files import resolve_model
 from tandem.model.torch_executor import TorchExecutor
 from tandem.types import BlockId, SamplingParams
 from tests.engine_driver import EngineDriver
-from tests.oracle import Oracle, golden_tokens
+from tests.oracle import Oracle
 from tests.tandem.model.conftest import make_executor
 from tests.tiny_families import KINDS, WINDOW, save_tiny
 
@@ -35,8 +35,7 @@ class Subject:
 @pytest.fixture(scope="module", params=KINDS)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     directory = save_tiny(tmp_path_factory.mktemp("model"), request.param)
-    oracle_dir = tmp_path_factory.mktemp("oracle")
-    oracle = Oracle(resolve_model(str(directory)), oracle_dir, attention=KINDS[request.param].attention)
+    oracle = Oracle(resolve_model(str(directory)), attention=KINDS[request.param].attention)
     return Subject(executor=make_executor(directory, num_blocks=80), oracle=oracle)
 
 
@@ -66,7 +65,7 @@ def test_logits_after_each_of_several_chunks_are_those_of_transformers(subject: 
 
 def test_greedy_tokens_are_those_of_transformers_alone_and_in_batches(subject: Subject) -> None:
     prompts = [draw_prompt(length) for length in LENGTHS]
-    expected = [list(golden_tokens(subject.oracle, prompt, GREEDY.max_tokens)) for prompt in prompts]
+    expected = [list(subject.oracle.tokens(prompt, GREEDY.max_tokens)) for prompt in prompts]
     assert any(len(set(tokens)) > GREEDY.max_tokens // 4 for tokens in expected), "a model that repeats shows nothing"
     alone = EngineDriver(subject.executor, max_sequences=1, chunk_tokens=512).run(prompts, GREEDY)
     together = EngineDriver(subject.executor, max_sequences=4, chunk_tokens=20).run(prompts, GREEDY)

@@ -36,7 +36,7 @@ def test_a_gguf_file_gives_the_logits_of_transformers(
     blocks = [BlockId(i) for i in (4, 2, 5, 0, 1, 3)]
     piece = SequenceSlice(token_ids=prompt, num_computed=0, block_ids=blocks, choices=[Choice(GREEDY)])
     with torch.inference_mode():
-        expected = Oracle(resolve_model(str(directory)), tmp_path).model(torch.tensor([prompt])).logits[:, -1]
+        expected = Oracle(resolve_model(str(directory))).model(torch.tensor([prompt])).logits[:, -1]
     torch.testing.assert_close(executor.logits([piece]), expected, rtol=0.0, atol=1e-3)
 
 
