@@ -42,6 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def pytest_unconfigure() -> None:
+    """xdist ends its processes without what they have for their exit."""
+    if PARALLEL:
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+
+
 SCOPES = {
     "tests/e2e/test_nodes": "nodes",
     "tests/e2e/test_one_pair": "pairs",
