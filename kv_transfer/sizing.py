@@ -32,8 +32,11 @@ class Chunk:
     num_layers: int
     layer_bytes: int
     layer_s: float
-    is_last: bool = True
-    """Whether nothing of the prompt is computed after it: then what is not sent by its end is waited for."""
+    later_s: float = 0.0
+    """Seconds in which the rest of the prompt is computed: they hide what is not sent by the chunk's end, but for the
+    time that the rest's own KV takes."""
+    later_bytes: int = 0
+    """KV of that rest, all layers."""
 
 
 def layers_per_message(chunk: Chunk, link: LinkSpeed, *, post_s: float = POST_S) -> int:
@@ -53,17 +56,16 @@ def message_layers(chunk: Chunk, link: LinkSpeed | None, *, fixed: int = 0) -> i
 def lost_s(chunk: Chunk, link: LinkSpeed, size: int, *, post_s: float = POST_S) -> float:
     """Seconds that the request loses with messages of `size` layers: to posting, and to KV not moved at the end.
 
-    After a chunk that is not the last one, the next one's compute (taken to be as long) hides what is left.
+    Where the link cannot keep up with the compute that follows, that hides nothing: what is late stays late.
     """
     groups = layer_groups(chunk.num_layers, size)
-    compute_s = chunk.num_layers * chunk.layer_s
     free_s = 0.0
     for first, count in groups:
         ready_s = (first + count) * chunk.layer_s
         free_s = max(free_s, ready_s) + link.seconds(count * chunk.layer_bytes)
-    left_s = free_s - compute_s
-    exposed_s = left_s if chunk.is_last else max(0.0, left_s - compute_s)
-    return len(groups) * post_s + exposed_s
+    left_s = free_s - chunk.num_layers * chunk.layer_s
+    spare_s = max(0.0, chunk.later_s - chunk.later_bytes / link.bytes_per_s)
+    return len(groups) * post_s + max(0.0, left_s - spare_s)
 
 
 def layer_groups(num_layers: int, size: int) -> list[tuple[int, int]]:

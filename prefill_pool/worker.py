@@ -16,7 +16,6 @@ from kv_transfer.links import LinkTable
 from kv_transfer.offer import Offer
 from kv_transfer.sender import HandoffCallbacks, OutgoingHandoff
 from kv_transfer.shipments import Shipments
-from kv_transfer.sizing import Chunk as SizedChunk
 from kv_transfer.source import SourceHandoff
 from kv_transfer.source_ranks import SourceRanks
 from kv_transfer.source_side import SourceSide
@@ -25,7 +24,8 @@ from kv_transfer.transport import Transport
 from prefill_pool.batch import scores_event, slice_of
 from prefill_pool.job import Job, PrefillLimits, Target
 from prefill_pool.pace import Pace
-from prefill_pool.scheduler import Chunk, FirstOutput, PrefillPlan, PrefillScheduler
+from prefill_pool.scheduler import FirstOutput, PrefillPlan, PrefillScheduler
+from prefill_pool.shipping import KvShare, blocks_after, sized_chunk
 from prefill_pool.store_side import StoreSide
 from prefill_pool.timings import prefill_timings
 from tandem.errors import ContextLengthExceeded, DeadlineExceeded, DuplicateRequest, TandemError, WorkerUnavailable
@@ -82,7 +82,13 @@ class PrefillWorker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._channels = Channels(key)
-        self._block_size = executor.cache.layout.block_size
+        layout = executor.cache.layout
+        self._block_size = layout.block_size
+        self._share = KvShare(
+            num_layers=len(executor.cache.shard.layers),
+            block_size=layout.block_size,
+            block_layer_bytes=layout.block_layer_bytes,
+        )
         self._elapsed_s = 0.0
         self._pace = Pace(
             max_iteration_s=limits.max_iteration_s,
@@ -335,23 +341,20 @@ class PrefillWorker:
         batch = [
             slice_of(chunk, () if job is None else job.choices) for job, chunk in zip(jobs, plan.chunks, strict=True)
         ]
-        layers = self.executor.cache.shard.layers
+        layers, token_s = self.executor.cache.shard.layers, self._pace.token_s
         shipments = Shipments(layers=layers, layers_per_message=self._limits.layers_per_message)
-        layer_s = self._pace.token_s / self.executor.spec.num_layers * plan.num_tokens
+        layer_s = token_s / self.executor.spec.num_layers * plan.num_tokens
         for job, chunk in zip(jobs, plan.chunks, strict=True):
             if job is None:
                 continue
             job.started_s = job.started_s or now
             job.num_chunks += 1
             job.num_companions = max(job.num_companions, len(plan.chunks) - 1)
-            first, job.num_blocks_computed = job.num_blocks_computed, self._blocks_after(chunk)
+            first, job.num_blocks_computed = job.num_blocks_computed, blocks_after(chunk, self._block_size)
             if job.handoff is not None and job.num_blocks_computed > first:
                 num_blocks = job.num_blocks_computed - first
-                sized = SizedChunk(
-                    num_layers=len(layers),
-                    layer_bytes=num_blocks * self.executor.cache.layout.block_layer_bytes,
-                    layer_s=layer_s,
-                    is_last=chunk.is_last,
+                sized = sized_chunk(
+                    chunk, self._share, num_blocks=num_blocks, token_s=token_s, layer_s=layer_s
                 )
                 shipments.add(job.handoff, sized, first_block=first, num_blocks=num_blocks, block_ids=chunk.block_ids)
 
@@ -386,11 +389,6 @@ class PrefillWorker:
         for choice, token in zip(job.choices, output.tokens, strict=False):
             if not choice.append(token.token_id):
                 self._soon(self.fail, job, dead_end())
-
-    def _blocks_after(self, chunk: Chunk) -> int:
-        """Blocks whose KV is complete after this chunk; the last one of the prompt may be partly filled."""
-        end = chunk.start + chunk.num_tokens
-        return -(-end // self._block_size) if chunk.is_last else end // self._block_size
 
     def _commit(self, plan: PrefillPlan, tokens: list[tuple[SampledToken, ...]]) -> Callable[[], None]:
         outputs = self.scheduler.commit(plan, tokens, elapsed_s=self._elapsed_s)

@@ -92,6 +92,7 @@ PURE = (
     "prefill_pool/pace.py",
     "prefill_pool/scheduler.py",
     "prefill_pool/sequence.py",
+    "prefill_pool/shipping.py",
     "decode_pool/scheduler.py",
     "decode_pool/plan.py",
     "decode_pool/preemption.py",

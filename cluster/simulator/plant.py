@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from cluster.simulator.cost_model import DeviceSpec, ModelCost, Work, WorkerCost
 from kv_transfer.sizing import LinkSpeed
+from prefill_pool.shipping import KvShare
 from tandem.config import ClusterConfig
 from tandem.errors import ConfigError
 
@@ -39,9 +40,14 @@ class Plant:
         return self.config.model.block_size
 
     @property
-    def block_layer_bytes(self) -> float:
-        """One block in one layer."""
-        return self.model.token_bytes * self.block_size / self.model.num_layers
+    def kv_share(self) -> KvShare:
+        """All of a block: the ranks of a worker have one port together."""
+        num_layers = self.model.num_layers
+        return KvShare(
+            num_layers=num_layers,
+            block_size=self.block_size,
+            block_layer_bytes=self.model.token_bytes * self.block_size / num_layers,
+        )
 
     @property
     def prefill_cost(self) -> WorkerCost:

@@ -13,9 +13,9 @@ from cluster.simulator.life import Life
 from cluster.simulator.network import Network
 from cluster.simulator.plant import Plant
 from kv_transfer.sizing import POST_S, layer_groups, message_layers
-from kv_transfer.sizing import Chunk as SizedChunk
 from prefill_pool.pace import Pace
 from prefill_pool.scheduler import Chunk, FirstOutput, PrefillPlan, PrefillScheduler
+from prefill_pool.shipping import blocks_after, sized_chunk
 from tandem.kv.prefix_pool import PrefixPool
 from tandem.types import RequestId, SampledToken, WorkerId
 
@@ -135,26 +135,22 @@ class PrefillNode:
 
     def _cut(self, handoff: Handoff, chunk: Chunk, plan: PrefillPlan) -> list[Message]:
         """The messages of a chunk: sized as a live worker sizes them, from its pace and the link's speed."""
-        end, block_size = chunk.start + chunk.num_tokens, self.plant.block_size
-        num_blocks = -(-end // block_size) if chunk.is_last else end // block_size
+        share = self.plant.kv_share
+        num_blocks = blocks_after(chunk, share.block_size)
         num_sent, num_held = handoff.advance(num_blocks)
-        num_layers = self.plant.model.num_layers
-        handoff.life.num_held_bytes += num_held * num_layers * self.plant.block_layer_bytes
+        handoff.life.num_held_bytes += num_held * share.num_layers * share.block_layer_bytes
         if not num_sent:
             return []
-        sized = SizedChunk(
-            num_layers=num_layers,
-            layer_bytes=round(num_sent * self.plant.block_layer_bytes),
-            layer_s=self._pace.token_s / num_layers * plan.num_tokens,
-            is_last=chunk.is_last,
-        )
+        token_s, num_layers = self._pace.token_s, share.num_layers
+        layer_s = token_s / num_layers * plan.num_tokens
+        sized = sized_chunk(chunk, share, num_blocks=num_sent, token_s=token_s, layer_s=layer_s)
         fixed = self.plant.config.transfer.layers_per_message
         size = min(num_layers, message_layers(sized, self.network.speed, fixed=fixed))
         handoff.num_under_way += len(groups := layer_groups(num_layers, size))
         return [Message(last_layer=first + count - 1, num_layers=count, num_blocks=num_sent) for first, count in groups]
 
     def _post(self, handoff: Handoff, message: Message) -> None:
-        num_bytes = message.num_layers * message.num_blocks * self.plant.block_layer_bytes
+        num_bytes = message.num_layers * message.num_blocks * self.plant.kv_share.block_layer_bytes
         handoff.life.num_messages += 1
         handoff.life.num_sent_bytes += num_bytes
 

@@ -12,8 +12,16 @@ LINK = LinkSpeed(bytes_per_s=12e9, latency_s=50e-6)
 BLOCK_LAYER_BYTES = 24_576
 
 
-def make_chunk(num_blocks: int, *, layer_s: float, is_last: bool = True) -> Chunk:
-    return Chunk(num_layers=30, layer_bytes=num_blocks * BLOCK_LAYER_BYTES, layer_s=layer_s, is_last=is_last)
+def make_chunk(num_blocks: int, *, layer_s: float, later: float = 0.0) -> Chunk:
+    """With `later` times as much of the prompt still to come."""
+    layer_bytes = num_blocks * BLOCK_LAYER_BYTES
+    return Chunk(
+        num_layers=30,
+        layer_bytes=layer_bytes,
+        layer_s=layer_s,
+        later_s=30 * layer_s * later,
+        later_bytes=int(30 * layer_bytes * later),
+    )
 
 
 def test_a_short_prompt_goes_in_one_message() -> None:
@@ -24,9 +32,15 @@ def test_a_long_prompt_goes_layer_by_layer() -> None:
     assert layers_per_message(make_chunk(1024, layer_s=0.1), LINK) == 1
 
 
-def test_a_chunk_that_is_not_the_last_goes_in_one_message_as_long_as_the_next_one_hides_it() -> None:
+def test_a_chunk_that_is_not_the_last_goes_in_one_message_as_long_as_what_follows_hides_it() -> None:
     assert layers_per_message(make_chunk(32, layer_s=20e-3), LINK) < 30
-    assert layers_per_message(make_chunk(32, layer_s=20e-3, is_last=False), LINK) == 30
+    assert layers_per_message(make_chunk(32, layer_s=20e-3, later=1.0), LINK) == 30
+    assert layers_per_message(make_chunk(32, layer_s=0.5e-3, later=0.002), LINK) < 30
+
+
+def test_on_a_link_that_cannot_keep_up_no_chunk_waits_for_its_last_layer() -> None:
+    slow = LinkSpeed(bytes_per_s=5e8, latency_s=50e-6)
+    assert layers_per_message(make_chunk(32, layer_s=1e-3, later=3.0), slow) <= 2
 
 
 def test_a_slower_link_asks_for_smaller_messages() -> None:

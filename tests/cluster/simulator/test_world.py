@@ -74,6 +74,21 @@ def test_what_live_workers_would_choose_is_chosen_and_nothing_fixed_is_quicker(p
     assert chosen.prefill_s + chosen.exposed_s <= whole_s * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("prompt", [1026, 1400, 2048])
+@pytest.mark.parametrize("speed_up", [0.5, 1.3, 8.0])
+def test_a_prompt_of_several_chunks_is_exposed_for_no_longer_than_with_any_fixed_size(
+    prompt: int, speed_up: float
+) -> None:
+    def last_of_two(size: int) -> Life:
+        link = LinkSpeed(bytes_per_s=speed_up * MODEL.token_bytes / TOKEN_S, latency_s=2e-4)
+        plant = make_plant(link=link, control_s=0.0, transfer={"layers_per_message": size})
+        return simulate(plant, make_arrival(prompt=prompt), make_arrival(1e4, prompt=prompt)).lives[1]
+
+    chosen, *fixed = (last_of_two(size) for size in range(NUM_LAYERS + 1))
+    best_s = min(life.prefill_s + life.exposed_s for life in fixed)
+    assert chosen.prefill_s + chosen.exposed_s <= best_s + POST_S * chosen.num_messages
+
+
 def test_blocks_that_the_decode_worker_holds_are_not_sent_again() -> None:
     plant = make_plant()
     first = make_arrival(prompt=1030, ids=(1, 2, 3))
