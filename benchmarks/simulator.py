@@ -1,8 +1,8 @@
 """How well the simulator foretells: the same requests through a real pair of workers and through a simulated one.
 
-The device is described by two measurements of the real workers, taken before (a prompt alone gives its FLOP/s, an
-output alone its bytes/s), the link by its own probe. Then requests arrive at random, and what they met is compared with
-what was foretold; a ratio is foretold over met.
+The device is described by three measurements of the real workers, taken before (a prompt alone gives its FLOP/s, an
+output alone its bytes/s, several outputs how much of both it does side by side), the link by its own probe. Then
+requests arrive at random, and what they met is compared with what was foretold; a ratio is foretold over met.
 """
 
 from __future__ import annotations
@@ -84,18 +84,26 @@ async def calibrate(dispatcher: WorkerDispatcher, model: ModelCost) -> tuple[Dev
     single_s = median(gap for met in alone for gap in met.gaps_s)
     many = await asyncio.gather(*(send(dispatcher, prompt=64, output=48) for _ in range(BATCH)))
     batch_s = median(gap for met in many for gap in met.gaps_s[20:])
+    print(f"prefill {prefill_s * 1e3:.0f} ms, a token {single_s * 1e3:.1f} ms, {BATCH} tokens {batch_s * 1e3:.1f} ms")
+    return device_of(model, prefill_s=prefill_s, single_s=single_s, batch_s=batch_s), prefill_s / NUM_CALIBRATION_TOKENS
+
+
+def device_of(model: ModelCost, *, prefill_s: float, single_s: float, batch_s: float) -> DeviceSpec:
+    """A device on which these take so long; a single token is taken to be bound by memory alone."""
     whole = iteration_cost(model, [Work(num_before=0, num_tokens=NUM_CALIBRATION_TOKENS)])
     one = iteration_cost(model, [Work(num_before=NUM_CALIBRATION_TOKENS)])
-    print(f"prefill {prefill_s * 1e3:.0f} ms, a token {single_s * 1e3:.1f} ms, {BATCH} tokens {batch_s * 1e3:.1f} ms")
-    device = DeviceSpec(
+    many = iteration_cost(model, [Work(num_before=64 + 34)] * BATCH)
+    flops_per_s, bytes_per_s = whole.flops / prefill_s, one.num_bytes / single_s
+    parts = many.flops / flops_per_s, many.num_bytes / bytes_per_s
+    return DeviceSpec(
         name="one core",
-        flops_per_s=whole.flops / prefill_s,
-        bytes_per_s=one.num_bytes / single_s,
+        flops_per_s=flops_per_s,
+        bytes_per_s=bytes_per_s,
         memory_bytes=8e9,
         host_bytes_per_s=3e9,
         peer_bytes_per_s=1e9,
+        overlap=min(1.0, max(0.0, (sum(parts) - batch_s) / min(parts))),
     )
-    return device, prefill_s / NUM_CALIBRATION_TOKENS
 
 
 async def link_of(dispatcher: WorkerDispatcher) -> LinkSpeed:
@@ -159,6 +167,7 @@ async def compare(num_requests: int) -> tuple[dict[str, float], dict[str, float]
     figures = {f"met_{name}": value for name, value in met.items()}
     figures |= {f"foretold_{name}": foretold[name] for name in met}
     figures |= {"device_gflops": device.flops_per_s / 1e9, "device_gbps": device.bytes_per_s / 1e9}
+    figures["device_overlap"] = device.overlap
     ratios = {f"{name.removesuffix('_s')}_foretold": foretold[name] / met[name] for name in met if met[name]}
     return figures, ratios
 

@@ -45,6 +45,9 @@ def simulate(
     memory_gbps: Annotated[float | None, _positive("--memory-gbps", "GB/s of its memory, instead of its own.")] = None,
     memory_gb: Annotated[float | None, _positive("--memory-gb", "GB of its memory, instead of its own.")] = None,
     overhead_ms: Annotated[float, typer.Option(min=0, help="What an iteration costs beside the model.")] = 0.0,
+    overlap: Annotated[
+        float, typer.Option(min=0, max=1, help="How much of arithmetic and reading goes on side by side.")
+    ] = 1.0,
     link_gbps: Annotated[float, _positive("--link-gbps", "GB/s between a prefill and a decode worker.")] = 50.0,
     link_us: Annotated[float, typer.Option(min=0, help="Microseconds of a small message.")] = 5.0,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers.")] = None,
@@ -63,7 +66,8 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a cluster: its own schedulers, routing and transfer planning, on devices and links that you describe."""
-    spec = _device(device, tflops=tflops, memory_gbps=memory_gbps, memory_gb=memory_gb, overhead_ms=overhead_ms)
+    spec = _device(device, tflops=tflops, memory_gbps=memory_gbps, memory_gb=memory_gb)
+    spec = replace(spec, iteration_s=overhead_ms / 1e3, overlap=overlap)
     link = LinkSpeed(bytes_per_s=link_gbps * _GIGA, latency_s=link_us * 1e-6)
     plant = _plant(config, model, spec, link, {"prefill.num_workers": prefill, "decode.num_workers": decode})
     rng, slo = random.Random(seed), Slo(ttft_s=ttft_slo, tbt_s=tbt_slo)
@@ -80,13 +84,13 @@ def simulate(
         _show_splits(plant, arrivals, slo, num_workers=workers, as_json=as_json)
 
 
-def _device(name: str, *, overhead_ms: float, **given: float | None) -> DeviceSpec:
+def _device(name: str, **given: float | None) -> DeviceSpec:
     if name not in DEVICES:
         raise ConfigError(f"device must be one of {', '.join(DEVICES)}, got {name!r}", param="device")
     fields = {"tflops": ("flops_per_s", 1e12), "memory_gbps": ("bytes_per_s", 1e9), "memory_gb": ("memory_bytes", 1e9)}
     changes = {fields[key][0]: value * fields[key][1] for key, value in given.items() if value is not None}
     label = f"{name} (changed)" if changes else name
-    return replace(DEVICES[name], name=label, iteration_s=overhead_ms / 1e3, **changes)
+    return replace(DEVICES[name], name=label, **changes)
 
 
 def _plant(

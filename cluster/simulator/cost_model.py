@@ -1,8 +1,9 @@
 """What an iteration and a transfer cost, from the numbers of a model and of a device: FLOPs, bytes, seconds. Pure.
 
-The first model of its kind: an iteration takes the longer of its arithmetic and its reading from memory. Weights are
-read once an iteration, a sequence's KV once; every token is multiplied with every weight (2 FLOPs each); every pair of
-a query and a key that it sees takes 4 * head_dim FLOPs in each head and layer. Units: tokens, bytes, FLOPs, seconds.
+The first model of its kind: an iteration takes the longer of its arithmetic and its reading from memory, and what of
+the shorter one a device cannot do beside it. Weights are read once an iteration, a sequence's KV once; every token is
+multiplied with every weight (2 FLOPs each); every pair of a query and a key that it sees takes 4 * head_dim FLOPs in
+each head and layer. Units: tokens, bytes, FLOPs, seconds.
 """
 
 from __future__ import annotations
@@ -29,8 +30,13 @@ class DeviceSpec:
     """Between it and others of the same worker."""
     iteration_s: float = 0.0
     """What an iteration costs beside arithmetic and memory: scheduling, launches, sampling."""
+    overlap: float = 1.0
+    """Of the shorter one of arithmetic and reading, how much goes on beside the longer: all where there are many cores
+    for each, nothing where one core does them by turns."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.overlap <= 1:
+            raise ConfigError(f"overlap of a device must be 0 to 1, got {self.overlap}")
         for name in ("flops_per_s", "bytes_per_s", "memory_bytes", "host_bytes_per_s", "peer_bytes_per_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} of a device must be more than 0, got {getattr(self, name)}")
@@ -236,7 +242,8 @@ class WorkerCost:
             self.num_devices * rate for rate in (self.device.flops_per_s, self.device.bytes_per_s)
         )
         num_tokens = sum(work.num_tokens for work in batch)
-        compute_s = max(cost.flops / flops_per_s, cost.num_bytes / bytes_per_s)
+        shorter_s, longer_s = sorted((cost.flops / flops_per_s, cost.num_bytes / bytes_per_s))
+        compute_s = longer_s + (1.0 - self.device.overlap) * shorter_s
         return compute_s + self.reduce_s(num_tokens) + self.device.iteration_s
 
     def reduce_s(self, num_tokens: int) -> float:

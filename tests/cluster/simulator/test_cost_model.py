@@ -130,6 +130,15 @@ def test_two_devices_share_the_work_and_sum_twice_a_layer() -> None:
     assert both.iteration_s(batch) == pytest.approx(alone.iteration_s(batch) / 2 + both.reduce_s(4096))
 
 
+def test_what_a_device_cannot_do_side_by_side_it_does_one_after_the_other() -> None:
+    cost = iteration_cost(LLAMA_2_7B, DECODES)
+    compute_s, read_s = cost.flops / H100.flops_per_s, cost.num_bytes / H100.bytes_per_s
+    times = [WorkerCost(model=LLAMA_2_7B, device=replace(H100, overlap=share)).iteration_s(DECODES) for share in (0, 1)]
+    assert times == pytest.approx([compute_s + read_s, read_s])
+    with pytest.raises(ConfigError, match="overlap"):
+        replace(H100, overlap=1.5)
+
+
 def test_requests_in_a_batch_compute_no_score_between_each_other() -> None:
     full = [Work(num_before=0, num_tokens=count) for count in (10, 30)]
     assert sum(work.num_tokens**2 for work in full) == 1000
