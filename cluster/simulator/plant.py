@@ -57,7 +57,8 @@ class Plant:
 def config_for(model: ModelCost, device: DeviceSpec, *, num_prefill: int, num_decode: int) -> ClusterConfig:
     """Settings that suit a device, where a cluster has no configuration of its own yet.
 
-    Blocks are what fits beside the weights. Raises ConfigError when there is no room for any.
+    Blocks are what fits beside the weights; the router takes twice the sequences of as many batches as there are
+    workers, or what it takes by itself. Raises ConfigError when there is no room for any.
     """
     cost = WorkerCost(model=model, device=device)
     base = ClusterConfig()
@@ -72,4 +73,5 @@ def config_for(model: ModelCost, device: DeviceSpec, *, num_prefill: int, num_de
         ageing_tokens_per_s=tokens_per_s / 20,
     )
     decode = replace(base.decode, num_workers=num_decode, num_blocks=num_blocks, max_batch_sequences=_BATCH_SEQUENCES)
-    return replace(base, prefill=prefill, decode=decode)
+    most = max(base.router.max_running_requests, 2 * _BATCH_SEQUENCES * (num_prefill + num_decode))
+    return replace(base, prefill=prefill, decode=decode, router=replace(base.router, max_running_requests=most))
