@@ -65,7 +65,7 @@ def simulate(
     prompt_tokens: Annotated[float, typer.Option(min=1, max=1e9, help="Mean of their prompts.")] = 2000.0,
     output_tokens: Annotated[float, typer.Option(min=1, max=1e9, help="Mean of their outputs.")] = 200.0,
     spread: Annotated[float, typer.Option(min=0, max=100, help="Standard deviations of both, in means.")] = 1.0,
-    requests: Annotated[int, typer.Option(min=1, help="So many requests, or the first of the trace.")] = 500,
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="So many, or the first of the trace.")] = 500,
     ttft_slo: Annotated[float, _positive("--ttft-slo", "Promised seconds to the first token.")] = 2.0,
     tbt_slo: Annotated[float, _positive("--tbt-slo", "Promised mean seconds between tokens.")] = 0.05,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
@@ -77,6 +77,8 @@ def simulate(
     link = LinkSpeed(bytes_per_s=link_gbps * _GIGA, latency_s=link_us * 1e-6)
     counts = {"prefill.num_workers": prefill, "decode.num_workers": workers - 1 if workers else decode}
     plant = _plant(config, model, spec, link, counts)
+    for line in plant.shortfalls():
+        typer.echo(f"tandem: {line}", err=True)
     rng, slo = random.Random(seed), Slo(ttft_s=ttft_slo, tbt_s=tbt_slo)
     if trace is not None:
         arrivals = from_trace(read_rows(trace, limit=requests), rng, speed=speed)

@@ -43,6 +43,18 @@ class Plant:
         """One block in one layer."""
         return self.model.token_bytes * self.block_size / self.model.num_layers
 
+    def shortfalls(self) -> tuple[str, ...]:
+        """Pools whose weights and blocks the devices' memory would not hold, for people; simulated all the same."""
+        return tuple(
+            f"a {pool} worker holds {need / 1e9:.0f} GB of weights and KV, its devices have {room / 1e9:.0f} GB"
+            for pool, cost, num_blocks in (
+                ("prefill", self.prefill_cost, self.config.prefill.num_blocks),
+                ("decode", self.decode_cost, self.config.decode.num_blocks),
+            )
+            if (need := self.model.weight_bytes + num_blocks * self.block_size * self.model.token_bytes)
+            > (room := cost.num_devices * self.device.memory_bytes)
+        )
+
     @property
     def prefill_cost(self) -> WorkerCost:
         """Of one prefill worker."""

@@ -79,6 +79,15 @@ def test_a_cluster_is_simulated_as_it_is_configured(tmp_path: Path) -> None:
     assert "300 and 300 a worker; 512 tokens a prefill iteration" in out
 
 
+def test_a_configuration_that_the_device_could_not_hold_is_simulated_with_a_word(tmp_path: Path) -> None:
+    config = tmp_path / "cluster.yaml"
+    config.write_text("decode: {tensor_parallel: 2}\n")
+    status, out, err = invoke(*FEW, "--config", str(config), "--model", "llama-3.1-70b", "--json")
+    assert status == 0
+    assert json.loads(out)["requests"] == 20
+    assert err.splitlines() == ["tandem: a prefill worker holds 147 GB of weights and KV, its devices have 80 GB"]
+
+
 def test_a_trace_is_replayed_and_its_prefixes_are_found(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 1500, "output_length": 5, "hash_ids": [1, 2, 3]}
     trace = tmp_path / "trace.jsonl"
@@ -150,6 +159,7 @@ def test_an_option_that_would_be_passed_over_is_refused(arguments: list[str], me
         ("--overhead-ms", "inf"),
         ("--memory-gb", "1e30"),
         ("--workers", "100000"),
+        ("--requests", "100000000000"),
     ],
 )
 def test_numbers_beyond_all_reason_are_refused_by_their_option(option: str, value: str) -> None:
