@@ -31,11 +31,20 @@ _GIGA = 1e9
 _DEFAULT_MODEL = "llama-3.1-8b"
 
 
-def _positive(text: str, help_text: str) -> Any:
-    return typer.Option(text, min=1e-12, help=help_text)
+_NEEDS = {"speed": "trace"}
+_EXCLUDED_BY = {
+    **dict.fromkeys(("rate", "prompt_tokens", "output_tokens", "spread"), "trace"),
+    **dict.fromkeys(("prefill", "decode"), "workers"),
+}
+"""Options that would say nothing beside another one."""
+
+
+def _positive(text: str, help_text: str, *, most: float = 1e6) -> Any:
+    return typer.Option(text, min=1e-6, max=most, help=help_text)
 
 
 def simulate(
+    context: typer.Context,
     config: ConfigOption = None,
     model: Annotated[
         str | None, typer.Option("--model", help="llama-2-7b, llama-3.1-8b, ..., a config.json or a .gguf file.")
@@ -43,33 +52,37 @@ def simulate(
     device: Annotated[str, typer.Option("--device", help=f"What workers run on: {', '.join(DEVICES)}.")] = "h100",
     tflops: Annotated[float | None, _positive("--tflops", "Sustained TFLOP/s of a device, instead of its own.")] = None,
     memory_gbps: Annotated[float | None, _positive("--memory-gbps", "GB/s of its memory, instead of its own.")] = None,
-    memory_gb: Annotated[float | None, _positive("--memory-gb", "GB of its memory, instead of its own.")] = None,
-    overhead_ms: Annotated[float, typer.Option(min=0, help="What an iteration costs beside the model.")] = 0.0,
+    memory_gb: Annotated[float | None, _positive("--memory-gb", "GB of it, instead of its own.", most=1000)] = None,
+    overhead_ms: Annotated[float, typer.Option(min=0, max=1e6, help="What an iteration costs beside the model.")] = 0.0,
     overlap: Annotated[
         float, typer.Option(min=0, max=1, help="How much of arithmetic and reading goes on side by side.")
     ] = 1.0,
     link_gbps: Annotated[float, _positive("--link-gbps", "GB/s between a prefill and a decode worker.")] = 50.0,
-    link_us: Annotated[float, typer.Option(min=0, help="Microseconds of a small message.")] = 5.0,
-    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers.")] = None,
-    decode: Annotated[int | None, typer.Option(min=1, help="Decode workers.")] = None,
-    workers: Annotated[int | None, typer.Option(min=2, help="Try every cut of so many workers, and one pool.")] = None,
+    link_us: Annotated[float, typer.Option(min=0, max=1e9, help="Microseconds of a small message.")] = 5.0,
+    prefill: Annotated[int | None, typer.Option(min=1, max=1024, help="Prefill workers.")] = None,
+    decode: Annotated[int | None, typer.Option(min=1, max=1024, help="Decode workers.")] = None,
+    workers: Annotated[int | None, typer.Option(min=2, max=1024, help="Try every cut of so many, and none.")] = None,
     trace: Annotated[Path | None, typer.Option(help="JSON lines: timestamp (ms), input_length, output_length.")] = None,
     speed: Annotated[float, _positive("--speed", "How much faster the trace is replayed.")] = 1.0,
     rate: Annotated[float, _positive("--rate", "Requests a second, when there is no trace.")] = 4.0,
-    prompt_tokens: Annotated[float, typer.Option(min=1, help="Mean of their prompts.")] = 2000.0,
-    output_tokens: Annotated[float, typer.Option(min=1, help="Mean of their outputs.")] = 200.0,
-    spread: Annotated[float, typer.Option(min=0, help="Standard deviations of both, in means.")] = 1.0,
-    requests: Annotated[int, typer.Option(min=1, help="So many requests, or the first of the trace.")] = 500,
+    prompt_tokens: Annotated[float, typer.Option(min=1, max=1e9, help="Mean of their prompts.")] = 2000.0,
+    output_tokens: Annotated[float, typer.Option(min=1, max=1e9, help="Mean of their outputs.")] = 200.0,
+    spread: Annotated[float, typer.Option(min=0, max=100, help="Standard deviations of both, in means.")] = 1.0,
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="So many, or the first of the trace.")] = 500,
     ttft_slo: Annotated[float, _positive("--ttft-slo", "Promised seconds to the first token.")] = 2.0,
     tbt_slo: Annotated[float, _positive("--tbt-slo", "Promised mean seconds between tokens.")] = 0.05,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a cluster: its own schedulers, routing and transfer planning, on devices and links that you describe."""
+    _check_together(context)
     spec = _device(device, tflops=tflops, memory_gbps=memory_gbps, memory_gb=memory_gb)
     spec = replace(spec, iteration_s=overhead_ms / 1e3, overlap=overlap)
     link = LinkSpeed(bytes_per_s=link_gbps * _GIGA, latency_s=link_us * 1e-6)
-    plant = _plant(config, model, spec, link, {"prefill.num_workers": prefill, "decode.num_workers": decode})
+    counts = {"prefill.num_workers": prefill, "decode.num_workers": workers - 1 if workers else decode}
+    plant = _plant(config, model, spec, link, counts)
+    for line in plant.shortfalls():
+        typer.echo(f"tandem: {line}", err=True)
     rng, slo = random.Random(seed), Slo(ttft_s=ttft_slo, tbt_s=tbt_slo)
     if trace is not None:
         arrivals = from_trace(read_rows(trace, limit=requests), rng, speed=speed)
@@ -82,6 +95,26 @@ def simulate(
         _show_one(plant, arrivals, slo, as_json=as_json)
     else:
         _show_splits(plant, arrivals, slo, num_workers=workers, as_json=as_json)
+
+
+def _check_together(context: typer.Context) -> None:
+    """Raises ConfigError for an option that would be passed over in silence."""
+    given = {name for name in context.params if _is_given(context, name)}
+    for name, other in _EXCLUDED_BY.items():
+        if {name, other} <= given:
+            raise ConfigError(f"{_flag(name)} says nothing with {_flag(other)}", param=name)
+    for name, other in _NEEDS.items():
+        if name in given and other not in given:
+            raise ConfigError(f"{_flag(name)} says nothing without {_flag(other)}", param=name)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _device(name: str, **given: float | None) -> DeviceSpec:
@@ -128,11 +161,11 @@ def _show_splits(plant: Plant, arrivals: Sequence[Arrival], slo: Slo, *, num_wor
 
 
 def _print_json(data: object) -> None:
-    """What there was none of is null: JSON has no NaN."""
-    typer.echo(json.dumps(_without_nan(data), indent=2))
+    """What there was none of is null: JSON has neither NaN nor infinity."""
+    typer.echo(json.dumps(_finite(data), indent=2))
 
 
-def _without_nan(data: object) -> object:
+def _finite(data: object) -> object:
     if isinstance(data, dict):
-        return {key: _without_nan(value) for key, value in data.items()}
-    return None if isinstance(data, float) and math.isnan(data) else data
+        return {key: _finite(value) for key, value in data.items()}
+    return None if isinstance(data, float) and not math.isfinite(data) else data

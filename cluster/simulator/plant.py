@@ -49,6 +49,18 @@ class Plant:
             block_layer_bytes=self.model.token_bytes * self.block_size / num_layers,
         )
 
+    def shortfalls(self) -> tuple[str, ...]:
+        """Pools whose weights and blocks the devices' memory would not hold, for people; simulated all the same."""
+        return tuple(
+            f"a {pool} worker holds {need / 1e9:.0f} GB of weights and KV, its devices have {room / 1e9:.0f} GB"
+            for pool, cost, num_blocks in (
+                ("prefill", self.prefill_cost, self.config.prefill.num_blocks),
+                ("decode", self.decode_cost, self.config.decode.num_blocks),
+            )
+            if (need := self.model.weight_bytes + num_blocks * self.block_size * self.model.token_bytes)
+            > (room := cost.num_devices * self.device.memory_bytes)
+        )
+
     @property
     def prefill_cost(self) -> WorkerCost:
         """Of one prefill worker."""
@@ -63,7 +75,8 @@ class Plant:
 def config_for(model: ModelCost, device: DeviceSpec, *, num_prefill: int, num_decode: int) -> ClusterConfig:
     """Settings that suit a device, where a cluster has no configuration of its own yet.
 
-    Blocks are what fits beside the weights. Raises ConfigError when there is no room for any.
+    Blocks are what fits beside the weights; the router takes twice the sequences of as many batches as there are
+    workers, or what it takes by itself. Raises ConfigError when there is no room for any.
     """
     cost = WorkerCost(model=model, device=device)
     base = ClusterConfig()
@@ -78,4 +91,5 @@ def config_for(model: ModelCost, device: DeviceSpec, *, num_prefill: int, num_de
         ageing_tokens_per_s=tokens_per_s / 20,
     )
     decode = replace(base.decode, num_workers=num_decode, num_blocks=num_blocks, max_batch_sequences=_BATCH_SEQUENCES)
-    return replace(base, prefill=prefill, decode=decode)
+    most = max(base.router.max_running_requests, 2 * _BATCH_SEQUENCES * (num_prefill + num_decode))
+    return replace(base, prefill=prefill, decode=decode, router=replace(base.router, max_running_requests=most))

@@ -20,6 +20,10 @@ _LATENCIES = (
 )
 
 
+_SPLITS_WIDTH = 110
+"""Of the table of cuts, on a narrower terminal too: lines that go on below say more than columns without text."""
+
+
 def duration(seconds: float) -> str:
     """With three digits and a unit that suits; "-" for what there was none of."""
     if math.isnan(seconds):
@@ -48,9 +52,10 @@ def print_plant(plant: Plant, console: Console) -> None:
 
 def print_figures(figures: Mapping[str, float], console: Console) -> None:
     """One cluster's."""
+    too_large, overloaded = figures["refused"] - figures["overloaded"], figures["overloaded"]
     console.print(
         f"{figures['requests']:.0f} requests in {duration(figures['duration_s'])}, "
-        f"{figures['refused']:.0f} refused as too large; "
+        f"{too_large:.0f} refused as too large{f', {overloaded:.0f} as too many at once' if overloaded else ''}; "
         f"{figures['prompt_tokens_per_s']:.0f} prompt and {figures['output_tokens_per_s']:.0f} output tokens/s, "
         f"{100 * figures['cached_share']:.1f}% of prompt tokens cached"
     )
@@ -86,6 +91,7 @@ def print_splits(splits: Sequence[Split], console: Console) -> None:
             f"{100 * figures['slo_attained']:.1f}%",
             f"{figures['goodput_per_s']:.2f}",
         )
+    console.width = max(console.width, _SPLITS_WIDTH)
     console.print(table)
     best = best_of(splits)
     verdict = "one pool of workers that do both" if best.is_colocated else f"{best.label} workers"
@@ -94,7 +100,7 @@ def print_splits(splits: Sequence[Split], console: Console) -> None:
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(columns[0])
+    table.add_column(columns[0], no_wrap=True)
     for column in columns[1:]:
         table.add_column(column, justify="right", no_wrap=True)
     return table

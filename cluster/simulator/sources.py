@@ -44,7 +44,7 @@ def describe_model(source: str, *, value_bytes: int) -> ModelCost:
 def read_rows(path: Path, *, limit: int = 0) -> list[Mapping[str, Any]]:
     """The first `limit` requests (0: all) of a file with one JSON object a line. Raises ConfigError."""
     try:
-        with path.open() as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             return list(islice(_rows(path, lines), limit or None))
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read: {exc}", param="trace") from exc
@@ -56,7 +56,7 @@ def _rows(path: Path, lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ConfigError(f"{path}, line {number} is not JSON: {exc}", param="trace") from exc
         if not isinstance(row, dict):
             raise ConfigError(f"{path}, line {number} is not a JSON object", param="trace")

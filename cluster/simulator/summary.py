@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cluster.simulator.life import Life
-from cluster.simulator.world import Outcome
+from cluster.simulator.world import OVERLOADED, Outcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +35,7 @@ def figures_of(outcome: Outcome, slo: Slo | None = None) -> dict[str, float]:
     figures = {
         "requests": float(len(outcome.lives)),
         "refused": float(sum(bool(life.refused) for life in outcome.lives)),
+        "overloaded": float(sum(life.refused == OVERLOADED for life in outcome.lives)),
         "duration_s": outcome.duration_s,
         **_throughput(lives, outcome.duration_s),
         **_percentiles("ttft", (life.ttft_s for life in lives)),

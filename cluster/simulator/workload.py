@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from random import Random
 from typing import Any
@@ -16,6 +16,8 @@ TRACE_BLOCK_TOKENS = 512
 """Tokens that one `hash_ids` entry of a trace stands for."""
 TRACE_QUANTUM_S = 3.0
 """To which the arrivals of the published trace are rounded."""
+_MOST = 2**63 - 1
+"""What a number in a trace may be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,30 +88,51 @@ def from_trace(
 ) -> list[Arrival]:
     """A published trace: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 
-    Arrivals are spread over the quantum to which they are rounded; with `speed` 2 they come twice as fast. Raises
-    ConfigError that names the first row which is not of this form.
+    Time begins with the earliest timestamp, whatever it counts from. Arrivals are spread over the quantum to which they
+    are rounded; with `speed` 2 they come twice as fast. Raises ConfigError that names the first row which is not of
+    this form.
     """
-    arrivals = [_arrival(number, row, rng.uniform(0.0, quantum_s), speed) for number, row in enumerate(rows)]
-    return sorted(arrivals, key=lambda arrival: arrival.at_s)
+    arrivals = [_arrival(number, row) for number, row in enumerate(rows)]
+    first_s = min((arrival.at_s for arrival in arrivals), default=0.0)
+    spread = (
+        replace(arrival, at_s=(arrival.at_s - first_s + rng.uniform(0.0, quantum_s)) / speed) for arrival in arrivals
+    )
+    return sorted(spread, key=lambda arrival: arrival.at_s)
 
 
-def _arrival(number: int, row: Mapping[str, Any], jitter_s: float, speed: float) -> Arrival:
+def _arrival(number: int, row: Mapping[str, Any]) -> Arrival:
+    """At the time that the row itself says."""
     try:
         return Arrival(
-            at_s=(float(row["timestamp"]) / 1000 + jitter_s) / speed,
-            num_prompt_tokens=_positive(row["input_length"]),
-            num_output_tokens=_positive(row["output_length"]),
-            prefix_ids=_ids(row.get("hash_ids", ())),
+            at_s=_number(row, "timestamp") / 1000,
+            num_prompt_tokens=_tokens(row, "input_length"),
+            num_output_tokens=_tokens(row, "output_length"),
+            prefix_ids=_ids(row.get("hash_ids") or []),
         )
-    except (KeyError, TypeError, ValueError) as exc:
-        raise ConfigError(f"row {number + 1} of the trace cannot be read: {exc!r}", param="trace") from exc
+    except ValueError as exc:
+        raise ConfigError(f"row {number + 1} of the trace cannot be read: {exc}", param="trace") from exc
 
 
-def _positive(value: Any) -> int:
-    if int(value) < 1:
-        raise ValueError(f"{value} tokens")
+def _number(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST:
+        raise ValueError(f"{name} must be a number, got {_shortened(value)}")
+    return value
+
+
+def _tokens(row: Mapping[str, Any], name: str) -> int:
+    value = _number(row, name)
+    if value < 1 or value != int(value):
+        raise ValueError(f"{name} must be a whole number of tokens, 1 or more, got {_shortened(value)}")
     return int(value)
 
 
-def _ids(values: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
+def _ids(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(type(value) is int and abs(value) <= _MOST for value in values):
+        raise ValueError(f"hash_ids must be a list of whole numbers, got {_shortened(values)}")
+    return tuple(values)
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

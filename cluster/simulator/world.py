@@ -25,6 +25,9 @@ from router.policy import Route
 from tandem.kv.hashing import CacheIdentity, root_hash
 from tandem.types import PromptPrefix, Request, RequestId, SamplingParams
 
+OVERLOADED = "router.max_running_requests are open"
+"""Why a request is not taken that would be at another time."""
+
 
 class SimulatedCluster(Protocol):
     """Some workers behind one router."""
@@ -74,6 +77,7 @@ class World:
         identity = CacheIdentity(fingerprint=plant.model.name)
         self._root = root_hash(identity)
         self._lives: list[Life] = []
+        self._num_open = 0
 
     def run(self, arrivals: Sequence[Arrival]) -> Outcome:
         """Until every request has ended."""
@@ -94,14 +98,28 @@ class World:
         )
 
     def _arrive(self, number: int, arrival: Arrival) -> None:
-        request = self._request(number, arrival)
-        life = Life(request=request, num_prompt_tokens=arrival.num_prompt_tokens)
+        refused = self._why_not_admitted(arrival)
+        known = replace(arrival, num_prompt_tokens=0, prefix_ids=()) if refused else arrival
+        request = self._request(number, known)
+        refused = refused or self._cluster.why_refused(request)
+        life = Life(request=request, num_prompt_tokens=arrival.num_prompt_tokens, refused=refused)
         self._lives.append(life)
-        life.refused = self._cluster.why_refused(request)
-        if life.refused:
+        if refused:
             _forget_tokens(life)
             return
+        self._num_open += 1
         self._cluster.submit(life, self._cluster.router.route(request, self._events.now))
+
+    def _why_not_admitted(self, arrival: Arrival) -> str:
+        """What needs no look at its tokens: a prompt larger than all of a worker's blocks is never written out."""
+        config = self._plant.config
+        num_tokens = arrival.num_prompt_tokens + arrival.num_output_tokens
+        if num_tokens > (config.model.max_context_tokens or math.inf):
+            return "prompt and output larger than model.max_context_tokens"
+        num_blocks = max(config.prefill.num_blocks, config.decode.num_blocks)
+        if arrival.num_prompt_tokens > num_blocks * self._plant.block_size:
+            return "prompt larger than any worker's KV"
+        return OVERLOADED if self._num_open >= config.router.max_running_requests else ""
 
     def _request(self, number: int, arrival: Arrival) -> Request:
         names = arrival.block_names(self._plant.block_size, number=number)
@@ -122,6 +140,7 @@ class World:
             self._gaps_s.append(gap_s)
 
     def _ended(self, life: Life) -> None:
+        self._num_open -= 1
         life.ended_s = life.newest_token_s
         _forget_tokens(life)
 

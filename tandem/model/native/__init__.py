@@ -2,7 +2,7 @@
 
 They are built when Tandem is installed, for every instruction set at once, and choose one when they are loaded. Owns
 no tensor: callers pass addresses, and answer for types, shapes and strides. `TANDEM_KERNELS=torch` leaves them out,
-`base` takes those for any processor.
+`base` takes those for any processor, `avx2` those for one without AVX-512.
 """
 
 from __future__ import annotations

@@ -11,14 +11,15 @@
 
 static const struct kernels *chosen = &kernels_base;
 
-/* $TANDEM_KERNELS=base has them as on a processor of which nothing is known. */
+/* $TANDEM_KERNELS=base has them as on a processor of which nothing is known, avx2 as on one without AVX-512. */
 static const struct kernels *best(void) {
     const char *wanted = getenv("TANDEM_KERNELS");
     if (wanted && strcmp(wanted, "base") == 0) return &kernels_base;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma"))
+    int is_narrow = wanted && strcmp(wanted, "avx2") == 0;
+    if (!is_narrow && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma"))
         return &kernels_avx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kernels_avx2;
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from statistics import fmean, pstdev
 
@@ -33,10 +34,17 @@ def test_independent_arrivals_come_at_the_rate_that_was_asked_for_and_again_from
 
 def test_a_trace_is_spread_over_what_it_is_rounded_to_and_sped_up() -> None:
     arrivals = from_trace([ROW] * 200, random.Random(3), speed=2.0)
-    assert min(a.at_s for a in arrivals) >= 1.5
-    assert max(a.at_s for a in arrivals) <= 3.0
+    assert min(a.at_s for a in arrivals) >= 0.0
+    assert max(a.at_s for a in arrivals) <= 1.5
     assert arrivals == sorted(arrivals, key=lambda arrival: arrival.at_s)
     assert len({arrival.at_s for arrival in arrivals}) == 200
+
+
+@pytest.mark.parametrize("begins_ms", [0, -5_000_000, 1_790_000_000_000.5])
+def test_time_begins_with_the_earliest_request_whatever_the_trace_counts_from(begins_ms: float) -> None:
+    rows = [{**ROW, "timestamp": begins_ms + later_ms} for later_ms in (8000, 0)]
+    arrivals = from_trace(rows, random.Random(3), quantum_s=0.0)
+    assert [arrival.at_s for arrival in arrivals] == pytest.approx([0.0, 8.0])
 
 
 def test_names_of_blocks_follow_the_ids_of_the_trace() -> None:
@@ -67,7 +75,22 @@ def names_of(ids: tuple[int, ...], *, number: int) -> tuple[BlockHash, ...]:
 
 
 @pytest.mark.parametrize(
-    "row", [{"timestamp": 1}, {**ROW, "input_length": 0}, {**ROW, "output_length": "many"}, {**ROW, "hash_ids": 3}]
+    "row",
+    [
+        {"timestamp": 1},
+        {**ROW, "timestamp": math.nan},
+        {**ROW, "timestamp": math.inf},
+        {**ROW, "timestamp": True},
+        {**ROW, "input_length": 0},
+        {**ROW, "input_length": math.inf},
+        {**ROW, "input_length": 10**40},
+        {**ROW, "output_length": "many"},
+        {**ROW, "output_length": 5.5},
+        {**ROW, "hash_ids": 3},
+        {**ROW, "hash_ids": "123"},
+        {**ROW, "hash_ids": [1, 10**40]},
+        {**ROW, "hash_ids": [1.5]},
+    ],
 )
 def test_a_row_that_is_no_request_is_named(row: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="row 2 of the trace"):

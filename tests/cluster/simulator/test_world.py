@@ -11,6 +11,8 @@ from hypothesis import given, settings
 
 from cluster.simulator.cost_model import Work
 from cluster.simulator.life import Life
+from cluster.simulator.summary import figures_of
+from cluster.simulator.world import OVERLOADED
 from kv_transfer.sizing import POST_S, Chunk, LinkSpeed, message_layers
 from tandem.errors import ConfigError
 from tests.simulated import CONTROL_S, FAST, MODEL, NUM_LAYERS, TOKEN_S, make_arrival, make_plant, simulate
@@ -182,3 +184,24 @@ def test_every_request_ends_no_block_is_lost_and_the_same_comes_again(
             blocks = -(-life.num_prompt_tokens // 16) * 16 * MODEL.token_bytes
             assert life.num_sent_bytes + life.num_held_bytes == blocks
     assert simulate(plant, *arrivals, is_colocated=is_colocated).lives == outcome.lives
+
+
+def test_more_requests_than_the_router_takes_at_once_are_refused_and_counted_apart() -> None:
+    plant = make_plant(router={"max_running_requests": 2})
+    outcome = simulate(plant, make_arrival(), make_arrival(), make_arrival(), make_arrival(1e4))
+    assert [life.refused for life in outcome.lives] == ["", "", OVERLOADED, ""]
+    figures = figures_of(outcome)
+    assert (figures["refused"], figures["overloaded"]) == (1, 1)
+
+
+def test_what_is_longer_than_the_configured_context_is_refused() -> None:
+    plant = make_plant(model={"block_size": 16, "max_context_tokens": 100})
+    fitting, longer = simulate(plant, make_arrival(prompt=90, output=10), make_arrival(prompt=90, output=11)).lives
+    assert fitting.is_complete
+    assert "max_context_tokens" in longer.refused
+
+
+@pytest.mark.parametrize("is_colocated", [False, True])
+def test_a_prompt_beyond_all_memory_is_refused_without_being_written_out(is_colocated: bool) -> None:
+    [life] = simulate(make_plant(), make_arrival(prompt=10**15), is_colocated=is_colocated).lives
+    assert "KV" in life.refused

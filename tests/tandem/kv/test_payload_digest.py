@@ -12,6 +12,7 @@ import xxhash
 
 from kv_transfer.segments import digest_bytes
 from tandem.kv.payload_digest import LANED_BYTES, PayloadHasher
+from tandem.model.native import kernels
 
 VECTORS = {
     0: 0x2D06800538D394C2,
@@ -31,6 +32,11 @@ def payload(num_bytes: int) -> np.ndarray:
     return (numbers >> np.uint64(13)).astype(np.uint8)
 
 
+def isa() -> str:
+    native = kernels()
+    return "torch" if native is None else native.ISA
+
+
 def hashed(view: np.ndarray, step: int) -> int:
     hasher = PayloadHasher(view.nbytes)
     for start in range(0, view.nbytes, step):
@@ -46,9 +52,13 @@ def test_the_function_never_changes(step: int) -> None:
 @pytest.mark.parametrize("instructions", ["", "avx2", "base"])
 def test_the_kernels_of_every_instruction_set_have_it(instructions: str) -> None:
     environment = {**os.environ, "TANDEM_KERNELS": instructions} if instructions else dict(os.environ)
-    code = "from tests.tandem.kv.test_payload_digest import *; print([digest_bytes([payload(n)]) for n in VECTORS])"
+    code = "from tests.tandem.kv.test_payload_digest import *; "
+    code += "print([digest_bytes([payload(n)]) for n in VECTORS], isa())"
     found = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == str(list(VECTORS.values()))
+    digests, used = found.stdout.strip().rsplit(" ", 1)
+    assert digests == str(list(VECTORS.values()))
+    if used != "torch":
+        assert used in {"": ("avx512", "avx2", "base"), "avx2": ("avx2", "base"), "base": ("base",)}[instructions]
 
 
 def test_a_short_payload_has_plain_xxh3_and_a_long_one_that_of_its_quarters() -> None:
