@@ -454,8 +454,9 @@ class Legs:
         await self.decode.seen("accepted", timeout_s=self.timeout_s + SETTLE_S)  # it must end by its own deadline
         return self.decode
 
-    def open_prefill(self) -> Leg:
-        message = prefill_request_to_proto(self.request, now=time.monotonic(), handoff=self.target)
+    def open_prefill(self, *, hands_over: bool = True) -> Leg:
+        target = self.target if hands_over else None
+        message = prefill_request_to_proto(self.request, now=time.monotonic(), handoff=target)
         self.prefill = Leg(call=self.pair.prefill_stub.Prefill(message))
         return self.prefill
 

@@ -13,7 +13,7 @@ from tandem.config import TransportName
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import Role
 from tests.fakes import Fault
-from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, running_pair, until
+from tests.pair import CHUNK_TOKENS, Legs, Pair, PairOptions, make_prompt, monolithic, running_pair, until
 
 TRANSPORTS: list[TransportName] = ["shm", "ucx"]
 NEIGHBOUR = make_prompt(44, seed=1)
@@ -150,6 +150,29 @@ def test_a_request_that_is_ended_gives_back_its_blocks_and_disturbs_nobody(
     end: Callable[[Legs], Awaitable[None]],
 ) -> None:
     asyncio.run(end_in_phase(gqa, transport, reach, end))
+
+
+@pytest.mark.parametrize("end", [close_both, abort_on_prefill], ids=lambda end: end.__name__)
+def test_no_chunk_follows_the_one_in_which_a_request_was_ended_though_its_messages_are_still_under_way(
+    gqa: Path, end: Callable[[Legs], Awaitable[None]]
+) -> None:
+    async def ended() -> None:
+        options = PairOptions(faults=lambda header, index: Fault.DELAY, lease_s=1.5)
+        async with running_pair(gqa, options) as pair:
+            pair.prefill_executor.stop()
+            legs = await Legs(pair, make_prompt(5 * CHUNK_TOKENS)).open()
+            await until(pair.prefill_executor.stopped.is_set)
+            pair.prefill_executor.step()
+            await until(lambda: pair.prefill.num_iterations == 1 and pair.prefill_executor.stopped.is_set())
+            assert pair.fabric.num_held > 0
+            await end(legs)
+            await until(lambda: legs.request.request_id in pair.prefill.scheduler and pair.prefill.scheduler.is_idle)
+            pair.prefill_executor.go()
+            await legs.errors()
+            await pair.settled()
+            assert pair.prefill.num_tokens == 2 * CHUNK_TOKENS
+
+    asyncio.run(ended())
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
