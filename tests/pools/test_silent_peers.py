@@ -115,7 +115,7 @@ def test_a_prefill_worker_that_does_not_say_drained_is_fenced_though_it_renews(g
 
 def test_a_record_whose_first_token_cannot_be_fails_its_request_and_gives_the_blocks_back(gqa: Path) -> None:
     async def impossible() -> None:
-        async with running_pair(gqa, PairOptions(lease_s=60.0)) as pair, silent_source(pair) as (legs, source):
+        async with running_pair(gqa) as pair, silent_source(pair) as (legs, source):
             spots = [(layer, block) for layer in range(3) for block in range(3)]
             sent = [await source.send(layer=layer, first_block=block) for layer, block in spots]
             record = worker_pb2.HandoffRecord(
