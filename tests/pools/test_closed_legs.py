@@ -9,11 +9,25 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.transport import MessageHeader
+from router.dispatcher import LegDispatch
+from router.policy import Route
 from tandem.config import TransportName
+from tandem.errors import RequestCancelled
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import Role
 from tests.fakes import Fault
-from tests.pair import CHUNK_TOKENS, Legs, Pair, PairOptions, make_prompt, monolithic, running_pair, until
+from tests.pair import (
+    CHUNK_TOKENS,
+    SETTLE_S,
+    Legs,
+    Pair,
+    PairOptions,
+    make_live_request,
+    make_prompt,
+    monolithic,
+    running_pair,
+    until,
+)
 
 TRANSPORTS: list[TransportName] = ["shm", "ucx"]
 NEIGHBOUR = make_prompt(44, seed=1)
@@ -188,6 +202,31 @@ def test_the_routers_abort_ends_both_legs(gqa: Path, transport: TransportName) -
             assert pair.decode.num_tokens < VICTIM_TOKENS - 1
 
     asyncio.run(gone())
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_leg_that_ends_takes_the_other_along_though_no_handoff_tells_it(gqa: Path, role: Role) -> None:
+    """The victim waits behind more prompt tokens than tickets are asked ahead for: neither worker knows the other."""
+
+    async def ended() -> None:
+        async with running_pair(gqa) as pair:
+            pair.prefill_executor.stop()
+            first = asyncio.create_task(pair.run(make_prompt(5 * CHUNK_TOKENS)))
+            await until(pair.prefill_executor.stopped.is_set)
+            victim = make_live_request(make_prompt(6 * CHUNK_TOKENS))
+            dispatch = LegDispatch(victim, Route(prefill=pair.prefill_view, decode=pair.decode_view), pair.tracker)
+            dispatch.start()
+            await until(lambda: victim.request_id in pair.prefill.scheduler)
+            await pair.control_stub(role).Abort(worker_pb2.AbortRequest(request_id=victim.request_id))
+            await until(lambda: victim.request_id not in pair.prefill.scheduler)
+            with pytest.raises(RequestCancelled):
+                await anext(aiter(dispatch))
+            pair.prefill_executor.go()
+            await first
+            await asyncio.wait_for(pair.decode.wait_idle(), SETTLE_S)
+            assert pair.prefill.num_tokens == 5 * CHUNK_TOKENS
+
+    asyncio.run(ended())
 
 
 def test_requests_that_come_and_go_in_numbers_leave_the_others_exact(gqa: Path) -> None:
