@@ -19,11 +19,12 @@ from kv_transfer.receiver import HandoffReceiver
 from kv_transfer.ticket import Claims
 from kv_transfer.transport import MessageHeader
 from kv_transfer.transports import make_transport
+from tandem.errors import HandoffFailed, RequestCancelled
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.cache import KvCache
 from tandem.kv.layout import KvLayout
 from tandem.rpc.tandem.v1 import worker_pb2
-from tandem.types import Epoch, RequestId, WorkerId
+from tandem.types import BlockId, Epoch, RequestId, WorkerId
 from tests.factories import CLUSTER_KEY
 from tests.fakes import HeldUpTransport
 from tests.kv_transfer.peers import FAR_UCX, HANDOFF, TIMEOUT_S, Peer, name_of, stop_forks
@@ -68,13 +69,19 @@ class Destination:
         self._cache = KvCache(LAYOUT, 2, transport.allocate(LAYOUT.slab_bytes(2)))
         office = TicketOffice(CLUSTER_KEY, worker_id=CLAIMS.destination, epoch=EPOCH)
         self._receiver = HandoffReceiver(cache=self._cache, transport=transport, office=office)
-        self.handoff = self._open()
+        self.handoff = self.open()
         blocks = self.pool.allocate(2)
         assert blocks is not None
         self._blocks = blocks[::-1] if is_scattered else blocks
         self.handoff.reserved(self._blocks)
 
-    def _open(self) -> IncomingHandoff:
+    @property
+    def blocks(self) -> tuple[BlockId, ...]:
+        """All of them."""
+        return self._blocks
+
+    def open(self) -> IncomingHandoff:
+        """A handoff of these claims, known to the transport's thread."""
         lanes, now = self._receiver.lanes_from(CLAIMS), time.monotonic()
         handoff = IncomingHandoff(
             claims=CLAIMS,
@@ -173,3 +180,35 @@ def test_a_writer_that_is_stopped_in_a_message_neither_keeps_the_blocks_nor_writ
             assert await destination.still_anothers()
 
     asyncio.run(stopped())
+
+
+@contextmanager
+def destination() -> Iterator[Destination]:
+    transport = HeldUpTransport(make_transport("shm", worker_id=CLAIMS.destination))
+    try:
+        yield Destination(transport, is_scattered=False)
+    finally:
+        transport.close()
+
+
+def test_an_id_that_is_in_use_is_not_opened_a_second_time() -> None:
+    async def twice() -> None:
+        with destination() as first, pytest.raises(HandoffFailed, match="open already"):
+            first.open()
+
+    asyncio.run(twice())
+
+
+def test_blocks_that_are_reserved_for_a_handoff_that_has_ended_come_back_at_once() -> None:
+    async def late() -> None:
+        with destination() as there:
+            there.handoff.peer_lost("the control stream was closed")
+            await there.released.wait()
+            ended = there.open()
+            ended.abort(RequestCancelled("the client has gone"))
+            taken = there.pool.allocate(2)
+            assert taken == there.blocks
+            ended.reserved(taken)
+            assert there.pool.num_free == 2
+
+    asyncio.run(late())
