@@ -12,7 +12,7 @@ import torch
 
 from kv_transfer.probe import PROBE_ID
 from kv_transfer.transport import Link, LinkStats, MessageHeader, Sink, Transport
-from tandem.errors import LinkClosed
+from tandem.errors import LinkClosed, TransportError
 from tandem.types import HandoffId
 
 
@@ -145,6 +145,51 @@ class FaultyTransport:
         for link in {id(entry[0]): entry[0] for entry in self._held}.values():
             self.discard(link)
         self._inner.close()
+
+
+class HeldUpTransport(FaultyTransport):
+    """A transport that stands still with a message placed and no byte of it written, until the test says `go`.
+
+    That is the moment in which a handoff, or a fetch, must not take its memory for free.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner, lambda header, index: Fault.NONE)
+        self.placed = threading.Event()
+        self._may_go_on = threading.Event()
+
+    def go(self) -> None:
+        """Writes what was placed, and holds nothing up any more."""
+        self._may_go_on.set()
+
+    def serve(self, sink: Sink) -> None:
+        super().serve(_HeldUpSink(sink, self))
+
+    def wait(self) -> None:
+        """On the transport's thread."""
+        self.placed.set()
+        self._may_go_on.wait()
+
+    def close(self) -> None:
+        self.go()
+        super().close()
+
+
+class _HeldUpSink:
+    """A `Sink` around the real one."""
+
+    def __init__(self, sink: Sink, transport: HeldUpTransport) -> None:
+        self._sink = sink
+        self._transport = transport
+
+    def place(self, header: MessageHeader) -> Sequence[torch.Tensor] | None:
+        placed = self._sink.place(header)
+        if placed is not None and header.handoff_id != PROBE_ID:
+            self._transport.wait()
+        return placed
+
+    def landed(self, header: MessageHeader, error: TransportError | None) -> None:
+        self._sink.landed(header, error)
 
 
 def _corrupted(segments: Sequence[torch.Tensor]) -> torch.Tensor:

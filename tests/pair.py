@@ -113,6 +113,8 @@ class Pair:
     decode_view: WorkerView
     tracker: WorkerTracker
     crashes: list[BaseException]
+    loop_errors: list[str]
+    """What was raised in callbacks of the event loop, and in tasks that nobody waited for."""
 
     @property
     def fabric(self) -> FaultyTransport:
@@ -179,6 +181,9 @@ async def running_pair(model: Path, options: PairOptions | None = None) -> Async
     """A pair that has been settled and closed when the block is left without an error."""
     options = options or PairOptions()
     crashes: list[BaseException] = []
+    loop_errors: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: loop_errors.append(str(context)))
     prefill, prefill_executor, prefill_facts = await _prefill_worker(model, options, crashes.append)
     decode, decode_executor, decode_facts = await _decode_worker(model, options, crashes.append)
     services = (PrefillService(prefill, prefill_facts), DecodeService(decode, decode_facts))
@@ -198,6 +203,7 @@ async def running_pair(model: Path, options: PairOptions | None = None) -> Async
         decode_view=_view(decode.worker_id, decode_facts, servers[1], epoch=decode.epoch),
         tracker=WorkerTracker(registry, key=options.router_key, on_change=lambda: None),
         crashes=crashes,
+        loop_errors=loop_errors,
     )
     try:
         yield pair
@@ -210,6 +216,8 @@ async def running_pair(model: Path, options: PairOptions | None = None) -> Async
         await registry.close()
         await asyncio.gather(*(server.stop(0.0) for server in servers))
         await asyncio.gather(*(service.close() for service in services))
+        loop.set_exception_handler(None)
+    assert not loop_errors, loop_errors
 
 
 async def _tiers(options: PairOptions, worker_id: WorkerId, executor: Executor, fingerprint: str) -> PrefixTiers:
@@ -454,8 +462,9 @@ class Legs:
         await self.decode.seen("accepted", timeout_s=self.timeout_s + SETTLE_S)  # it must end by its own deadline
         return self.decode
 
-    def open_prefill(self) -> Leg:
-        message = prefill_request_to_proto(self.request, now=time.monotonic(), handoff=self.target)
+    def open_prefill(self, *, hands_over: bool = True) -> Leg:
+        target = self.target if hands_over else None
+        message = prefill_request_to_proto(self.request, now=time.monotonic(), handoff=target)
         self.prefill = Leg(call=self.pair.prefill_stub.Prefill(message))
         return self.prefill
 

@@ -45,8 +45,10 @@ class SilentSource:
         self._link_key = offer.accept(answer.ticket, now=time.time())
         self._link = await asyncio.to_thread(self._transport.connect, answer.ticket.transport_address)
 
-    async def send(self, *, layer: int, first_block: int, link_key: bytes | None = None, **changes: Any) -> None:
-        """One block; returns when the transport is done with it. With a `link_key`, under that one's code.
+    async def send(
+        self, *, layer: int, first_block: int, link_key: bytes | None = None, **changes: Any
+    ) -> MessageHeader:
+        """One block; returns its header when the transport is done with it. With a `link_key`, under that one's code.
 
         `changes` are made to the header before it is sealed.
         """
@@ -63,6 +65,7 @@ class SilentSource:
         )
         header = replace(honest, **changes).sealed(self._link_key if link_key is None else link_key)
         await asyncio.wrap_future(self._link.send(header, [self._memory[: header.num_bytes]]))
+        return header
 
     def close(self) -> None:
         self._transport.close()

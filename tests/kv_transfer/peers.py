@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -172,6 +173,8 @@ def _run(channel: Connection, kind: str, role: str, *arguments: str) -> None:
     try:
         if role == "serve":
             _serve(transport, int(arguments[0]), channel)
+        elif role == "send one":
+            _send_one(transport, *map(bytes.fromhex, arguments), channel=channel)
         else:
             _send(transport, bytes.fromhex(arguments[0]), int(arguments[1]), int(arguments[2]), channel)
     finally:
@@ -200,6 +203,16 @@ def _send(transport: Transport, address: bytes, num_bytes: int, count: int, chan
         ]
         for send in sends:
             send.result()
+    link.close()
+    channel.send("sent")
+
+
+def _send_one(transport: Transport, address: bytes, packed: bytes, *, channel: Connection) -> None:
+    """One message of a packed header, each byte of it a 7; then says so, though nobody wanted it any more."""
+    header = MessageHeader.unpack(packed)
+    source = transport.allocate(header.num_bytes).fill_(7)
+    link = transport.connect(address)
+    wait([link.send(header, [source])])
     link.close()
     channel.send("sent")
 

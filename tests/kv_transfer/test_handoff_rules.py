@@ -214,6 +214,22 @@ def test_aborted_blocks_are_held_until_receives_have_stopped_though_the_writer_h
     assert destination.receives_stopped() == [ReleaseBlocks()]
 
 
+def test_aborted_blocks_are_held_until_the_writer_has_stopped_though_receives_have() -> None:
+    destination = make_destination()
+    destination.peer_aborted("client gone")
+    assert destination.receives_stopped() == []
+    assert destination.peer_drained() == [ReleaseBlocks()]
+
+
+def test_nothing_that_comes_after_delivery_gives_the_sequences_blocks_away() -> None:
+    destination = make_destination()
+    assert destination.may_place(BOTH, Epoch(3))
+    destination.landed(BOTH, digest=5, error=None)
+    assert kinds(destination.record(make_record(5))) == [SendDelivered, Deliver]
+    assert destination.tick(2 * LEASE_S) == destination.abort("client gone") == destination.peer_lost("closed") == []
+    assert destination.peer_drained() == destination.receives_stopped() == destination.fenced() == []
+
+
 def test_aborted_blocks_are_held_until_what_was_placed_has_landed() -> None:
     destination = make_destination()
     assert destination.may_place(FIRST, Epoch(3))

@@ -9,11 +9,25 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.transport import MessageHeader
+from router.dispatcher import LegDispatch
+from router.policy import Route
 from tandem.config import TransportName
+from tandem.errors import RequestCancelled
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import Role
 from tests.fakes import Fault
-from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, running_pair, until
+from tests.pair import (
+    CHUNK_TOKENS,
+    SETTLE_S,
+    Legs,
+    Pair,
+    PairOptions,
+    make_live_request,
+    make_prompt,
+    monolithic,
+    running_pair,
+    until,
+)
 
 TRANSPORTS: list[TransportName] = ["shm", "ucx"]
 NEIGHBOUR = make_prompt(44, seed=1)
@@ -152,6 +166,29 @@ def test_a_request_that_is_ended_gives_back_its_blocks_and_disturbs_nobody(
     asyncio.run(end_in_phase(gqa, transport, reach, end))
 
 
+@pytest.mark.parametrize("end", [close_both, abort_on_prefill], ids=lambda end: end.__name__)
+def test_no_chunk_follows_the_one_in_which_a_request_was_ended_though_its_messages_are_still_under_way(
+    gqa: Path, end: Callable[[Legs], Awaitable[None]]
+) -> None:
+    async def ended() -> None:
+        options = PairOptions(faults=lambda header, index: Fault.DELAY, lease_s=1.5)
+        async with running_pair(gqa, options) as pair:
+            pair.prefill_executor.stop()
+            legs = await Legs(pair, make_prompt(5 * CHUNK_TOKENS)).open()
+            await until(pair.prefill_executor.stopped.is_set)
+            pair.prefill_executor.step()
+            await until(lambda: pair.prefill.num_iterations == 1 and pair.prefill_executor.stopped.is_set())
+            assert pair.fabric.num_held > 0
+            await end(legs)
+            await until(lambda: legs.request.request_id in pair.prefill.scheduler and pair.prefill.scheduler.is_idle)
+            pair.prefill_executor.go()
+            await legs.errors()
+            await pair.settled()
+            assert pair.prefill.num_tokens == 2 * CHUNK_TOKENS
+
+    asyncio.run(ended())
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_routers_abort_ends_both_legs(gqa: Path, transport: TransportName) -> None:
     async def gone() -> None:
@@ -165,6 +202,31 @@ def test_the_routers_abort_ends_both_legs(gqa: Path, transport: TransportName) -
             assert pair.decode.num_tokens < VICTIM_TOKENS - 1
 
     asyncio.run(gone())
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_leg_that_ends_takes_the_other_along_though_no_handoff_tells_it(gqa: Path, role: Role) -> None:
+    """The victim waits behind more prompt tokens than tickets are asked ahead for: neither worker knows the other."""
+
+    async def ended() -> None:
+        async with running_pair(gqa) as pair:
+            pair.prefill_executor.stop()
+            first = asyncio.create_task(pair.run(make_prompt(5 * CHUNK_TOKENS)))
+            await until(pair.prefill_executor.stopped.is_set)
+            victim = make_live_request(make_prompt(6 * CHUNK_TOKENS))
+            dispatch = LegDispatch(victim, Route(prefill=pair.prefill_view, decode=pair.decode_view), pair.tracker)
+            dispatch.start()
+            await until(lambda: victim.request_id in pair.prefill.scheduler)
+            await pair.control_stub(role).Abort(worker_pb2.AbortRequest(request_id=victim.request_id))
+            await until(lambda: victim.request_id not in pair.prefill.scheduler)
+            with pytest.raises(RequestCancelled):
+                await anext(aiter(dispatch))
+            pair.prefill_executor.go()
+            await first
+            await asyncio.wait_for(pair.decode.wait_idle(), SETTLE_S)
+            assert pair.prefill.num_tokens == 5 * CHUNK_TOKENS
+
+    asyncio.run(ended())
 
 
 def test_requests_that_come_and_go_in_numbers_leave_the_others_exact(gqa: Path) -> None:

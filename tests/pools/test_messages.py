@@ -11,9 +11,11 @@ import pytest
 
 from kv_transfer.transport import MessageHeader
 from tandem.config import TransportName
+from tandem.rpc.tandem.v1 import worker_pb2
+from tandem.types import Role
 from tests.fakes import Fault
 from tests.hash_executor import SPEC, HashExecutor, expected
-from tests.pair import Pair, PairOptions, make_prompt, running_pair
+from tests.pair import Legs, Pair, PairOptions, make_prompt, running_pair, until
 
 PROMPT = make_prompt(90)
 NUM_CHUNKS = 3
@@ -116,6 +118,23 @@ def test_a_prompt_that_the_decode_worker_holds_whole_moves_nothing() -> None:
 
     assert asyncio.run(body()) == [expected(PROMPT[:88], 3)] * 2
     assert not seen.headers
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_prompt_that_is_held_whole_and_ended_before_its_first_token_gives_everything_back(role: Role) -> None:
+    async def body() -> list[int]:
+        async with running_pair(Path("hash"), PairOptions(make_executor=HashExecutor, lease_s=60.0)) as pair:
+            await pair.run(PROMPT[:88], max_tokens=3)
+            pair.prefill_executor.stop()
+            legs = await Legs(pair, PROMPT[:88], max_tokens=3).open()
+            await until(pair.prefill_executor.stopped.is_set)
+            await pair.control_stub(role).Abort(worker_pb2.AbortRequest(request_id=legs.request.request_id))
+            pair.prefill_executor.go()
+            assert None not in await legs.errors()
+            await pair.settled()
+            return await pair.run(PROMPT[:88], max_tokens=3)
+
+    assert asyncio.run(body()) == expected(PROMPT[:88], 3)
 
 
 def test_the_next_turn_of_a_conversation_moves_only_what_is_new() -> None:

@@ -17,12 +17,14 @@ from tandem.errors import (
     HandoffFailed,
     IncompatiblePeer,
     InvalidRequest,
+    RequestCancelled,
     TandemError,
     TicketRefused,
 )
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2
-from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, offer_of, running_pair
+from tandem.types import Role
+from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, offer_of, running_pair, until
 
 PROMPT = make_prompt(20)
 
@@ -177,6 +179,51 @@ def test_a_request_id_in_use_is_refused_on_both_legs_and_the_first_request_goes_
             assert first.tokens() == monolithic(gqa, PROMPT)
 
     asyncio.run(twice())
+
+
+def test_an_id_is_in_use_until_the_iteration_that_its_ended_request_is_in_is_over(gqa: Path) -> None:
+    async def reused() -> None:
+        async with running_pair(gqa) as pair:
+            first = await one_iteration_ended_in(pair)
+            second = Legs(pair, PROMPT)
+            second.request = first.request
+            with pytest.raises(AssertionError, match="DuplicateRequest"):
+                await second.open_decode()
+            pair.decode_executor.go()
+            await pair.settled()
+            await second.open_decode()
+            second.open_prefill()
+            assert await second.errors() == (None, None)
+            assert second.tokens() == monolithic(gqa, PROMPT)
+
+    async def one_iteration_ended_in(pair: Pair) -> Legs:
+        pair.decode_executor.stop()
+        legs = await Legs(pair, PROMPT).open()
+        await until(pair.decode_executor.stopped.is_set)
+        await pair.control_stub(Role.DECODE).Abort(worker_pb2.AbortRequest(request_id=legs.request.request_id))
+        assert type(await legs.decode.error()) is RequestCancelled
+        return legs
+
+    asyncio.run(reused())
+
+
+def test_an_id_is_in_use_until_the_chunk_that_its_ended_prompt_is_in_is_over(gqa: Path) -> None:
+    async def reused() -> None:
+        async with running_pair(gqa) as pair:
+            pair.prefill_executor.stop()
+            first, second = Legs(pair, PROMPT, max_tokens=1), Legs(pair, PROMPT, max_tokens=1)
+            second.request = first.request
+            first.open_prefill(hands_over=False)
+            await until(pair.prefill_executor.stopped.is_set)
+            await pair.control_stub(Role.PREFILL).Abort(worker_pb2.AbortRequest(request_id=first.request.request_id))
+            assert type(await first.prefill.error()) is RequestCancelled
+            assert type(await second.open_prefill(hands_over=False).error()) is DuplicateRequest
+            pair.prefill_executor.go()
+            await pair.settled()
+            assert await second.open_prefill(hands_over=False).error() is None
+            await second.prefill.seen("first_token")
+
+    asyncio.run(reused())
 
 
 def test_a_decode_worker_that_is_not_there_fails_the_prefill_leg(gqa: Path) -> None:

@@ -13,6 +13,7 @@ import grpc
 import pytest
 import torch
 
+from kv_transfer.handoff import combined_digest
 from kv_transfer.offer import TicketOffice
 from kv_transfer.ticket import Reach
 from kv_transfer.transport import MessageHeader, Transport
@@ -110,6 +111,27 @@ def test_a_prefill_worker_that_does_not_say_drained_is_fenced_though_it_renews(g
             await pair.settled()
 
     asyncio.run(asyncio.wait_for(stubborn(), 20))
+
+
+def test_a_record_whose_first_token_cannot_be_fails_its_request_and_gives_the_blocks_back(gqa: Path) -> None:
+    async def impossible() -> None:
+        async with running_pair(gqa) as pair, silent_source(pair) as (legs, source):
+            spots = [(layer, block) for layer in range(3) for block in range(3)]
+            sent = [await source.send(layer=layer, first_block=block) for layer, block in spots]
+            record = worker_pb2.HandoffRecord(
+                epoch=source.ticket.epoch,
+                first_tokens=[worker_pb2.FirstToken(token_id=1 << 20)],
+                num_messages=len(sent),
+                digest=combined_digest(header.digest for header in sent),
+            )
+            await source.call.write(worker_pb2.SourceMessage(record=record))
+            error = await legs.decode.error()
+            assert type(error) is HandoffFailed
+            assert "first tokens" in error.message
+            await pair.settled()
+            assert await pair.run(PROMPT) == monolithic(gqa, PROMPT)
+
+    asyncio.run(impossible())
 
 
 def test_a_prefill_worker_that_dies_is_one_requests_failure(gqa: Path) -> None:

@@ -65,6 +65,15 @@ def test_a_prompt_waits_for_its_ticket_and_holds_no_blocks_meanwhile() -> None:
     assert len(plan.chunks) == 1
 
 
+def test_a_ticket_that_comes_after_the_prompts_end_starts_nothing() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request(), destination=DECODE)
+    assert scheduler.wanted_tickets() == (RequestId("r0"),)
+    scheduler.abort(RequestId("r0"))
+    scheduler.ticket(RequestId("r0"))
+    assert scheduler.schedule().chunks == ()
+
+
 def test_a_full_decode_worker_holds_up_nobody_elses_prompts() -> None:
     scheduler = make_scheduler(lookahead=8)
     for name in ("a", "b", "c"):

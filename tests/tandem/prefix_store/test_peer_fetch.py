@@ -16,27 +16,25 @@ import torch
 
 from cluster.store_host import StoreHost
 from kv_transfer.block_claims import FetchClaims, fetch_code
-from kv_transfer.block_fetch import PeerTier, StoreIdentity
 from kv_transfer.digest import digest
 from kv_transfer.loopback import ShmTransport
-from kv_transfer.ticket import Claims, link_key
 from kv_transfer.transport import MessageHeader
+from kv_transfer.transports import make_transport
+from tandem.config import TransportName
 from tandem.errors import IncompatiblePeer, LinkTooSlow, TandemError, TicketRefused
-from tandem.kv.prefix_index import PrefixIndex
 from tandem.prefix_store.names import pack_names
-from tandem.prefix_store.registry import StoreRecord
 from tandem.prefix_store.tier import Fetched
 from tandem.rpc.channels import Channels
-from tandem.rpc.server import start_server
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import store_pb2, store_pb2_grpc
 from tandem.secret import ClusterKey
-from tandem.types import Epoch, HandoffId, RequestId, WorkerId
+from tandem.types import Epoch, HandoffId, WorkerId
+from tests.crooked_peer import NAMES, CrookedPeer, store_near
 from tests.factories import CLUSTER_KEY
-from tests.store_nodes import BLOCK_BYTES, FINGERPRINT, chain, client_of, put, run, store_node
+from tests.fakes import HeldUpTransport
+from tests.store_nodes import BLOCK_BYTES, FINGERPRINT, client_of, put, run, store_node, until
 
 OTHER_KEY = ClusterKey(b"o" * 32)
-NAMES = chain(3)
 
 
 def fetch_from(host: StoreHost, address: bytes, **changes: Any) -> FetchClaims:
@@ -191,85 +189,10 @@ def test_a_link_to_another_store_below_the_floor_is_refused_when_strict(redis_ur
     run(test)
 
 
-class CrookedPeer(store_pb2_grpc.PrefixStorePeerServicer):
-    """A store that answers each fetch with one message: block 0 as it should be, but for `changes` or another `key`."""
-
-    def __init__(self, key: ClusterKey, changes: dict[str, Any], *, then: int | None) -> None:
-        self._key = key
-        self._changes = changes
-        self._then = then
-        self._transport = ShmTransport(worker_id=WorkerId("crooked"))
-
-    async def Fetch(self, request: store_pb2.StoreFetchRequest, context: Any) -> store_pb2.StoreFetchReply:
-        link = await asyncio.to_thread(self._transport.connect, request.address)
-        for value in (1, self._then):
-            if value is None:
-                continue
-            payload = self._transport.allocate(self._changes.get("num_bytes", BLOCK_BYTES)).fill_(value)
-            await asyncio.wrap_future(link.send(self._header(request, payload), [payload]))
-        return store_pb2.StoreFetchReply(num_sent=0 if self._changes or self._key != CLUSTER_KEY else 1)
-
-    def _header(self, request: store_pb2.StoreFetchRequest, payload: torch.Tensor) -> MessageHeader:
-        claims = Claims(
-            handoff_id=HandoffId(request.transfer_id),
-            request_id=RequestId(""),
-            source=WorkerId(request.source),
-            source_epoch=Epoch(request.source_epoch),
-            destination=WorkerId(request.destination),
-            destination_epoch=Epoch(request.destination_epoch),
-            expires_s=request.expires_s,
-        )
-        honest = MessageHeader(
-            handoff_id=claims.handoff_id,
-            epoch=claims.destination_epoch,
-            layer=0,
-            first_block=0,
-            num_blocks=1,
-            num_bytes=payload.numel(),
-            digest=digest([payload]),
-        )
-        return replace(honest, **self._changes).sealed(link_key(self._key, claims))
-
-    def close(self) -> None:
-        self._transport.close()
-
-
 async def fetched_from(peer: CrookedPeer, destination: torch.Tensor) -> Fetched:
     """What a store that asks it gets of one block."""
-    server = await start_server(
-        "127.0.0.1", 0, lambda s: store_pb2_grpc.add_PrefixStorePeerServicer_to_server(peer, s), ()
-    )
-    transport, channels = ShmTransport(worker_id=WorkerId("near")), Channels(CLUSTER_KEY)
-    index = PrefixIndex()
-    index.reset("store-far", epoch="1", seq=0, tiers={"host": NAMES})
-    identity = StoreIdentity(
-        owner=WorkerId("store-near"), epoch=Epoch(7), fingerprint=FINGERPRINT, block_bytes=BLOCK_BYTES
-    )
-    tier = PeerTier(identity, transport=transport, key=CLUSTER_KEY, index=index, channels=channels)
-    tier.set_peers([record_at(server.address)])
-    try:
+    async with store_near(peer, ShmTransport(worker_id=WorkerId("near"))) as tier:
         return await tier.fetch(NAMES[:1], first=0, destinations=[destination], timeout_s=5.0)
-    finally:
-        await channels.close()
-        await server.stop(0.0)
-        transport.close()
-        peer.close()
-
-
-def record_at(address: str) -> StoreRecord:
-    return StoreRecord(
-        node="far",
-        owner="store-far",
-        address=address,
-        epoch=1,
-        fingerprint=FINGERPRINT,
-        block_bytes=BLOCK_BYTES,
-        transport="shm",
-        transport_address="",
-        metrics_url="",
-        capacity_blocks=16,
-        pid=1,
-    )
 
 
 def test_the_block_of_a_fetch_is_written_once() -> None:
@@ -295,3 +218,28 @@ def test_a_message_that_is_not_the_fetchs_own_is_not_written(key: ClusterKey, ch
     destination = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
     assert asyncio.run(fetched_from(CrookedPeer(key, changes, then=None), destination)).digests == []
     assert not bool(destination.any())
+
+
+@pytest.mark.parametrize("transport", ["shm", "ucx"])
+def test_a_fetch_that_is_given_up_in_a_message_ends_when_nothing_writes_its_slot_any_more(
+    transport: TransportName, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def given_up() -> None:
+        near = HeldUpTransport(make_transport(transport, worker_id=WorkerId("near")))
+        slot = near.allocate(BLOCK_BYTES)
+        async with store_near(CrookedPeer(CLUSTER_KEY, {}, then=None, transport=transport), near) as tier:
+            fetch = asyncio.create_task(tier.fetch(NAMES[:1], first=0, destinations=[slot], timeout_s=20.0))
+            await until(near.placed.is_set)
+            fetch.cancel()
+            await until(lambda: "it was given up" in caplog.text)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not fetch.done(), "the slot may go to another block, and the message is still to be written"
+            near.go()
+            with pytest.raises(asyncio.CancelledError):
+                await fetch
+            slot.fill_(9)
+            await asyncio.wrap_future(near.quiesce(HandoffId("ab" * 16)))
+            assert bool((slot == 9).all())
+
+    run(given_up)
