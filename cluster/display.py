@@ -11,7 +11,7 @@ from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cluster.cluster_info import ClusterInfo
-from cluster.events import Phase
+from cluster.events import WORKERS_PHASE, Phase
 
 
 class ConsoleProgress:
@@ -84,7 +84,7 @@ def startup_table(info: ClusterInfo) -> Table:
 def _inner_phases(info: ClusterInfo, phase: str) -> Sequence[tuple[str, float]]:
     if phase.startswith("router: process"):
         return list(info.router_startup.items())
-    if phase.startswith("workers"):
+    if phase == WORKERS_PHASE:
         return [(f"{w.worker_id}: {name}", took_s) for w in info.workers for name, took_s in w.startup.items()]
     return []
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+WORKERS_PHASE = "controller and workers: processes, model, registration"
+"""In which workers start; each says how long the parts of its own start took."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:

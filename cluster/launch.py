@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from cluster.cluster_info import ClusterInfo
 from cluster.controller_process import ControllerProcess
 from cluster.embedded_redis import EmbeddedRedis, check_redis
-from cluster.events import ModelInfo, Phase, Progress, SilentProgress, WorkerInfo
+from cluster.events import WORKERS_PHASE, ModelInfo, Phase, Progress, SilentProgress, WorkerInfo
 from cluster.head import HeadOptions, RayHead
 from cluster.leftovers import remove_leftovers, temp_parents
 from cluster.patience import PATIENCE_S, patiently
@@ -183,7 +183,7 @@ class ClusterLauncher:
         if options.joinable:
             await self._controller.start()
             return []
-        async with self._phase("controller and workers: processes, model, registration"):
+        async with self._phase(WORKERS_PHASE):
             await self._controller.start()
             return await self._controller.workers_ready(self._worker_ready)
 

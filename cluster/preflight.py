@@ -44,8 +44,9 @@ def check_gpus(config: ClusterConfig, *, num_gpus: int) -> None:
     """
     wanted = gpus_of_all(config)
     if config.model.device == "cuda" and wanted > num_gpus:
+        remedy = _FEWER_GPUS if num_gpus else "set it to cpu or auto; tandem doctor says what it finds of GPUs"
         raise ConfigError(
-            f"model.device is cuda: workers ask for {wanted:g} GPUs, this machine has {num_gpus}: {_FEWER_GPUS}",
+            f"model.device is cuda: workers ask for {wanted:g} GPUs, this machine has {num_gpus}: {remedy}",
             param="model.device",
         )
 

@@ -31,7 +31,7 @@ _GIGA = 1e9
 _DEFAULT_MODEL = "llama-3.1-8b"
 
 
-_NEEDS = {"speed": "trace"}
+_NEEDS = {"speed": "trace", "quantum": "trace"}
 _EXCLUDED_BY = {
     **dict.fromkeys(("rate", "prompt_tokens", "output_tokens", "spread"), "trace"),
     **dict.fromkeys(("prefill", "decode"), "workers"),
@@ -62,8 +62,14 @@ def simulate(
     prefill: Annotated[int | None, typer.Option(min=1, max=1024, help="Prefill workers.")] = None,
     decode: Annotated[int | None, typer.Option(min=1, max=1024, help="Decode workers.")] = None,
     workers: Annotated[int | None, typer.Option(min=2, max=1024, help="Try every cut of so many, and none.")] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Devices of each worker, which share every layer.")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="JSON lines: timestamp (ms), input_length, output_length.")] = None,
     speed: Annotated[float, _positive("--speed", "How much faster the trace is replayed.")] = 1.0,
+    quantum: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Seconds to which the trace's times are rounded, to spread them over.")
+    ] = 0.0,
     rate: Annotated[float, _positive("--rate", "Requests a second, when there is no trace.")] = 4.0,
     prompt_tokens: Annotated[float, typer.Option(min=1, max=1e9, help="Mean of their prompts.")] = 2000.0,
     output_tokens: Annotated[float, typer.Option(min=1, max=1e9, help="Mean of their outputs.")] = 200.0,
@@ -79,13 +85,18 @@ def simulate(
     spec = _device(device, tflops=tflops, memory_gbps=memory_gbps, memory_gb=memory_gb)
     spec = replace(spec, iteration_s=overhead_ms / 1e3, overlap=overlap)
     link = LinkSpeed(bytes_per_s=link_gbps * _GIGA, latency_s=link_us * 1e-6)
-    counts = {"prefill.num_workers": prefill, "decode.num_workers": workers - 1 if workers else decode}
+    counts = {
+        "prefill.num_workers": prefill,
+        "decode.num_workers": workers - 1 if workers else decode,
+        "prefill.tensor_parallel": tensor_parallel,
+        "decode.tensor_parallel": tensor_parallel,
+    }
     plant = _plant(config, model, spec, link, counts)
     for line in plant.shortfalls():
         typer.echo(f"tandem: {line}", err=True)
     rng, slo = random.Random(seed), Slo(ttft_s=ttft_slo, tbt_s=tbt_slo)
     if trace is not None:
-        arrivals = from_trace(read_rows(trace, limit=requests), rng, speed=speed)
+        arrivals = from_trace(read_rows(trace, limit=requests), rng, speed=speed, quantum_s=quantum)
     else:
         prompt, output = (Lengths(mean=mean, spread=spread) for mean in (prompt_tokens, output_tokens))
         arrivals = poisson(rng, rate_per_s=rate, num_requests=requests, prompt=prompt, output=output)
@@ -119,7 +130,8 @@ def _flag(name: str) -> str:
 
 def _device(name: str, **given: float | None) -> DeviceSpec:
     if name not in DEVICES:
-        raise ConfigError(f"device must be one of {', '.join(DEVICES)}, got {name!r}", param="device")
+        known = f"one of {', '.join(DEVICES)}, changed by --tflops, --memory-gbps and --memory-gb"
+        raise ConfigError(f"device must be {known}, got {name!r}", param="device")
     fields = {"tflops": ("flops_per_s", 1e12), "memory_gbps": ("bytes_per_s", 1e9), "memory_gb": ("memory_bytes", 1e9)}
     changes = {fields[key][0]: value * fields[key][1] for key, value in given.items() if value is not None}
     label = f"{name} (changed)" if changes else name
@@ -135,8 +147,7 @@ def _plant(
     source = model or (_DEFAULT_MODEL if config is None else given.model.source)
     described = describe_model(source, value_bytes=value_bytes)
     if config is None:
-        num_prefill, num_decode = given.prefill.num_workers, given.decode.num_workers
-        given = config_for(described, device, num_prefill=num_prefill, num_decode=num_decode)
+        given = config_for(described, device, given)
     return Plant(model=described, device=device, link=link, config=given)
 
 
@@ -151,7 +162,11 @@ def _show_one(plant: Plant, arrivals: Sequence[Arrival], slo: Slo, *, as_json: b
 
 
 def _show_splits(plant: Plant, arrivals: Sequence[Arrival], slo: Slo, *, num_workers: int, as_json: bool) -> None:
-    splits = list(try_splits(plant, arrivals, num_workers=num_workers, slo=slo))
+    splits = []
+    with make_console(stderr=True).status("") as status:
+        for split in try_splits(plant, arrivals, num_workers=num_workers, slo=slo):
+            splits.append(split)
+            status.update(f"{len(splits)} of {num_workers} cuts simulated")
     if as_json:
         _print_json({"splits": {split.label: split.figures for split in splits}, "best": best_of(splits).label})
         return

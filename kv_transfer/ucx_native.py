@@ -23,7 +23,7 @@ try:
     import ucxx._lib.libucxx as _ucxx
     from ucxx._lib.arr import Array as _Array
 except ImportError as _exc:
-    raise TransportError("the ucx transport needs UCXX: pip install ucxx-cu12") from _exc
+    raise TransportError("the ucx transport needs UCXX: pip install ucxx-cu13") from _exc
 
 DEFAULT_TLS = "posix,sysv,cma,tcp"
 _SHARED_MEMORY = frozenset({"all", "sm", "shm", "posix", "sysv", "cma", "knem", "xpmem"})

@@ -176,12 +176,12 @@ class CacheAdmin:
 
     def _named(self, prefix: WantedPrefix) -> dict[str, store_pb2.StorePrefix]:
         """The prompt's blocks as the workers of each fingerprint call them. Raises InvalidRequest."""
-        names, found = PromptNames(prefix.token_ids, salt=prefix.salt), {}
+        names, found, count = PromptNames(prefix.token_ids, salt=prefix.salt), {}, len(prefix.token_ids)
         for worker in self._tracker.view().workers:
             blocks = names.of(worker.fingerprint, worker.block_size).blocks
             if not blocks:
                 raise InvalidRequest(
-                    f"the prompt has {len(prefix.token_ids)} tokens, less than a block of {worker.block_size}: "
+                    f"the prompt has {count} token{'s' * (count != 1)}, less than a block of {worker.block_size}: "
                     "nothing of it is kept",
                     param="text",
                 )

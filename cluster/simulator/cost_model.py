@@ -269,7 +269,8 @@ class WorkerCost:
         if count < 2:
             raise ConfigError(
                 f"{self.model.name} takes {self.model.weight_bytes / 1e9:.0f} GB, which leaves no room for KV on "
-                f"{self.num_devices} x {self.device.name} of {self.device.memory_bytes / 1e9:.0f} GB"
+                f"{self.num_devices} x {self.device.name} of {self.device.memory_bytes / 1e9:.0f} GB: "
+                "give a worker more devices (tensor_parallel)"
             )
         return count
 

@@ -72,24 +72,23 @@ class Plant:
         return WorkerCost(model=self.model, device=self.device, num_devices=self.config.decode.tensor_parallel)
 
 
-def config_for(model: ModelCost, device: DeviceSpec, *, num_prefill: int, num_decode: int) -> ClusterConfig:
-    """Settings that suit a device, where a cluster has no configuration of its own yet.
+def config_for(model: ModelCost, device: DeviceSpec, base: ClusterConfig) -> ClusterConfig:
+    """Settings that suit a device, where a cluster has no configuration of its own yet but for `base`'s sizes.
 
     Blocks are what fits beside the weights; the router takes twice the sequences of as many batches as there are
     workers, or what it takes by itself. Raises ConfigError when there is no room for any.
     """
-    cost = WorkerCost(model=model, device=device)
-    base = ClusterConfig()
+    cost = WorkerCost(model=model, device=device, num_devices=base.prefill.tensor_parallel)
     num_blocks = cost.num_blocks(base.model.block_size)
     tokens_per_s = _BATCH_TOKENS / cost.iteration_s([Work(num_before=0, num_tokens=_BATCH_TOKENS)])
     prefill = replace(
         base.prefill,
-        num_workers=num_prefill,
         num_blocks=num_blocks,
         max_batch_tokens=_BATCH_TOKENS,
         ticket_lookahead_tokens=2 * _BATCH_TOKENS,
         ageing_tokens_per_s=tokens_per_s / 20,
     )
-    decode = replace(base.decode, num_workers=num_decode, num_blocks=num_blocks, max_batch_sequences=_BATCH_SEQUENCES)
-    most = max(base.router.max_running_requests, 2 * _BATCH_SEQUENCES * (num_prefill + num_decode))
+    decode = replace(base.decode, num_blocks=num_blocks, max_batch_sequences=_BATCH_SEQUENCES)
+    num_workers = prefill.num_workers + decode.num_workers
+    most = max(base.router.max_running_requests, 2 * _BATCH_SEQUENCES * num_workers)
     return replace(base, prefill=prefill, decode=decode, router=replace(base.router, max_running_requests=most))

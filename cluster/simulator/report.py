@@ -44,6 +44,8 @@ def print_plant(plant: Plant, console: Console) -> None:
     console.print(f"{plant.model.name}: {weights}")
     rates = f"{device.flops_per_s / 1e12:.3g} TFLOP/s, {device.bytes_per_s / 1e12:.3g} TB/s"
     console.print(f"{device.name}: {rates}; links {link.bytes_per_s / 1e9:.3g} GB/s, {duration(link.latency_s)}")
+    if max(prefill.tensor_parallel, decode.tensor_parallel) > 1:
+        console.print(f"devices of a worker: {prefill.tensor_parallel} in prefill, {decode.tensor_parallel} in decode")
     console.print(
         f"blocks of {plant.block_size} tokens, {prefill.num_blocks} and {decode.num_blocks} a worker; "
         f"{prefill.max_batch_tokens} tokens a prefill iteration, {decode.max_batch_sequences} sequences a decode batch"
@@ -93,9 +95,19 @@ def print_splits(splits: Sequence[Split], console: Console) -> None:
         )
     console.width = max(console.width, _SPLITS_WIDTH)
     console.print(table)
+    console.print(_verdict(splits), soft_wrap=True)
+
+
+def _verdict(splits: Sequence[Split]) -> str:
     best = best_of(splits)
-    verdict = "one pool of workers that do both" if best.is_colocated else f"{best.label} workers"
-    console.print(f"most requests within the promise: {verdict}")
+    what = "one pool of workers that do both" if best.is_colocated else f"{best.label} workers"
+    equals = [split for split in splits if split.figures["slo_attained"] == best.figures["slo_attained"]]
+    if len(equals) == 1:
+        return f"most requests within the promise: {what}"
+    return (
+        f"{len(equals)} of {len(splits)} cuts keep the promise equally often: more requests (--rate) or a shorter "
+        f"promise would tell them apart. Of these, lowest p99 between tokens: {what}"
+    )
 
 
 def _table(*columns: str) -> Table:

@@ -47,7 +47,8 @@ def read_rows(path: Path, *, limit: int = 0) -> list[Mapping[str, Any]]:
         with path.open(encoding="utf-8-sig") as lines:
             return list(islice(_rows(path, lines), limit or None))
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}", param="trace") from exc
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        raise ConfigError(f"{path} cannot be read: {why}", param="trace") from exc
 
 
 def _rows(path: Path, lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:

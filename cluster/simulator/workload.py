@@ -14,8 +14,6 @@ from tandem.types import BlockHash
 
 TRACE_BLOCK_TOKENS = 512
 """Tokens that one `hash_ids` entry of a trace stands for."""
-TRACE_QUANTUM_S = 3.0
-"""To which the arrivals of the published trace are rounded."""
 _MOST = 2**63 - 1
 """What a number in a trace may be."""
 
@@ -84,7 +82,7 @@ def poisson(rng: Random, *, rate_per_s: float, num_requests: int, prompt: Length
 
 
 def from_trace(
-    rows: Iterable[Mapping[str, Any]], rng: Random, *, speed: float = 1.0, quantum_s: float = TRACE_QUANTUM_S
+    rows: Iterable[Mapping[str, Any]], rng: Random, *, speed: float = 1.0, quantum_s: float = 0.0
 ) -> list[Arrival]:
     """A published trace: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`.
 

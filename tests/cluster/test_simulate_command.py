@@ -108,7 +108,7 @@ def test_the_model_that_comes_with_tandem_is_described_by_its_file() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "abacus"], "device must be one of h100, h200, got 'abacus'"),
+        (["--device", "abacus"], "changed by --tflops, --memory-gbps and --memory-gb, got 'abacus'"),
         (["--model", "nothing"], "no model 'nothing'"),
         (["--model", "llama-3.1-70b"], "leaves no room for KV"),
         (["--trace", "/nonexistent"], "/nonexistent cannot be read"),

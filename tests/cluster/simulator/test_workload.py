@@ -33,7 +33,7 @@ def test_independent_arrivals_come_at_the_rate_that_was_asked_for_and_again_from
 
 
 def test_a_trace_is_spread_over_what_it_is_rounded_to_and_sped_up() -> None:
-    arrivals = from_trace([ROW] * 200, random.Random(3), speed=2.0)
+    arrivals = from_trace([ROW] * 200, random.Random(3), speed=2.0, quantum_s=3.0)
     assert min(a.at_s for a in arrivals) >= 0.0
     assert max(a.at_s for a in arrivals) <= 1.5
     assert arrivals == sorted(arrivals, key=lambda arrival: arrival.at_s)
