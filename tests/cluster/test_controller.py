@@ -250,17 +250,18 @@ def test_a_worker_that_comes_back_in_time_is_kept() -> None:
 def test_a_lost_worker_is_told_of_and_shown_before_it_is_back() -> None:
     async def test(world: World) -> None:
         async with acting(world.controller()):
+            async def is_shown(state: str) -> bool:
+                return ("decode-0", state) in {(w.worker_id, w.state) for w in await world.state.seen()}
+
             await world.until_ready("prefill-0", "decode-0")
+            await world.until(lambda: is_shown("ready"))  # the controller itself has seen it: only then can it be lost
             world.pools.may_start.clear()
             await world.registry.remove(WorkerId("decode-0"))
-
-            async def shown() -> bool:
-                return ("decode-0", "lost") in {(w.worker_id, w.state) for w in await world.state.seen()}
 
             async def told() -> bool:
                 return any("decode-0" in note for note in world.events.notes)
 
-            await world.until(shown)
+            await world.until(lambda: is_shown("lost"))
             await world.until(told)
             world.pools.may_start.set()
             await world.until_ready("prefill-0", "decode-0")
