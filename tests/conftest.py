@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 _UNHURRIED = [HealthCheck.too_slow]
 """How quickly examples are made says how busy the machine is."""
@@ -166,6 +167,21 @@ class ByScope(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Takes back what a process that ended had not run, but for the test it ended in, which is reported as failed.
+
+        xdist's own way puts back all scopes the process ever had. Those without a test left to run bring the process
+        that draws them no word of it, and it waits for ever with its last test unrun (3.8.0).
+        """
+        scopes = self.assigned_work.pop(node)
+        crashed = next((test for tests in scopes.values() for test, done in tests.items() if not done), None)
+        if crashed is not None:
+            scopes[scope_of(crashed)][crashed] = True
+            self.workqueue.update({scope: tests for scope, tests in scopes.items() if not all(tests.values())})
+            for other in self.assigned_work:
+                self._reschedule(other)
+        return crashed
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
