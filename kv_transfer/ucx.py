@@ -17,6 +17,7 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 
 import torch
 
@@ -26,6 +27,7 @@ from kv_transfer.progress import ProgressThread
 from kv_transfer.segments import HOST
 from kv_transfer.staging import StagingPool
 from kv_transfer.transport import Sink
+from kv_transfer.ucx_endpoints import EndpointPool
 from kv_transfer.ucx_link import UcxLink
 from kv_transfer.ucx_native import Worker
 from kv_transfer.ucx_receiver import UcxReceiver
@@ -108,6 +110,7 @@ class UcxTransport:
         self._serving = False
         self._staging = StagingPool()
         self._thread = ProgressThread(f"ucx-{worker_id}", self._engine)
+        self._endpoints = EndpointPool(worker, self._thread)
         self._thread.register(worker.fd, select.EPOLLIN, lambda _: None)
         self._thread.post(lambda: device_memory.take_thread(device))
         self._thread.start()
@@ -204,9 +207,16 @@ class UcxTransport:
 
     def _open_link(self, worker_address: bytes, pidfd: int | None, greeted: threading.Event) -> UcxLink:
         error_handling = pidfd is None or not self._engine.worker.shares_memory
-        endpoint = self._engine.worker.connect(worker_address, error_handling=error_handling)
+        endpoint = self._endpoints.open(worker_address, error_handling=error_handling)
         nonce = secrets.randbits(NONCE_BITS)
-        link = UcxLink(endpoint, self._thread, self._staging, nonce=nonce, error_handling=error_handling)
+        link = UcxLink(
+            endpoint,
+            self._thread,
+            self._staging,
+            nonce=nonce,
+            error_handling=error_handling,
+            release=partial(self._endpoints.keep, worker_address),
+        )
         hello = Hello(nonce=nonce, reads_remote=endpoint.reads_remote, identity=self._identity)
         link.open(hello, pidfd, on_open=greeted.set)
         self._engine.links.append(link)
@@ -224,20 +234,25 @@ class UcxTransport:
         engine.drain(_DRAIN_S)
         for link in engine.links:
             link.release_endpoint()
+        self._endpoints.close()
+        engine.drain(_DRAIN_S)  # what was broken off ends: UCX frees twice what it finds in the middle of that
         receiver, engine.receiver = engine.receiver, None
         placed = receiver.close() if receiver is not None else []
         engine.running = False
         self._thread.unregister(engine.worker.fd)
-        self._end_worker(idle=not engine.links and (receiver is None or receiver.idle))
+        self._end_worker(receiver)
         engine.links.clear()
         if receiver is not None:
             receiver.report_closed(placed)
 
-    def _end_worker(self, *, idle: bool) -> None:
-        worker = self._engine.worker
-        if idle:
+    def _end_worker(self, receiver: UcxReceiver | None) -> None:
+        worker, links = self._engine.worker, self._engine.links
+        if not links and (receiver is None or receiver.idle):
             worker.close()
-        elif all(link.flushed for link in self._engine.links):
-            worker.destroy()
+            return
+        unfinished = [request for half in (*links, receiver) if half is not None for request in half.unfinished]
+        if all(link.flushed for link in links):
+            worker.destroy(unfinished)
         else:
             logger.warning("a peer does not read what was sent to it: UCX's resources stay until this process ends")
+            worker.leave(unfinished)

@@ -66,6 +66,11 @@ class ControlInbox:
         """Whether UCX holds no receive of a control message."""
         return not self._under_way
 
+    @property
+    def unfinished(self) -> list[Any]:
+        """UCX's requests that have not completed."""
+        return [request for request, _ in self._under_way if not request.completed]
+
     def take(self) -> bool:
         """Takes what is there. True when there was something."""
         moved = False

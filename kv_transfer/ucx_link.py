@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_UNDER_WAY = MAX_ANNOUNCED
 _CLOSE_WAIT_S = 0.7
+_LINGER_S = 10.0
+"""How long what was sent on a link that has ended may stay unanswered by a living peer, where UCX can do without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +58,21 @@ class _UnderWay:
 class UcxLink:
     """One direction to one peer. Everything but `send`, `stats` and `close` belongs to the transport's thread.
 
+    `release` is given the endpoint, and the peer's descriptor if there is one, when the link needs them no more.
+
     After the end, requests that the peer has not answered linger here with their memory: UCX cannot take a message
     back, and a slow peer may still fetch it. Its digest then tells the peer that it is not what was announced.
     """
 
     def __init__(
-        self, endpoint: Endpoint, thread: ProgressThread, staging: StagingPool, *, nonce: int, error_handling: bool
+        self,
+        endpoint: Endpoint,
+        thread: ProgressThread,
+        staging: StagingPool,
+        *,
+        nonce: int,
+        error_handling: bool,
+        release: Callable[[Endpoint, int | None], None],
     ) -> None:
         self._endpoint = endpoint
         self._thread = thread
@@ -70,7 +83,10 @@ class UcxLink:
         self._waiting: deque[_Send] = deque()
         self._under_way: dict[int, _UnderWay] = {}
         self._others: list[_UnderWay] = []
-        self._pidfd = -1
+        self._release = release
+        self._pidfd: int | None = None
+        self._peer_dead = False
+        self._break_off_at_s = math.inf
         self._bye: _UnderWay | None = None
         self._endpoint_released = False
 
@@ -123,7 +139,13 @@ class UcxLink:
     @property
     def idle(self) -> bool:
         """Whether UCX holds nothing of this link, not even its HELLO."""
-        return not self._under_way and not self._others
+        return not self._under_way and all(entry.completed() for entry in self._others)
+
+    @property
+    def unfinished(self) -> list[Any]:
+        """UCX's requests that have not completed."""
+        entries = [*self._under_way.values(), *self._others]
+        return [request for entry in entries for request in entry.requests if not request.completed]
 
     @property
     def finished(self) -> bool:
@@ -145,7 +167,7 @@ class UcxLink:
             self._complete(number, self._under_way.pop(number))
         self._others = [entry for entry in self._others if not entry.completed()]
         started = self._pump()
-        if self.finished:
+        if self.finished or time.monotonic() > self._break_off_at_s:
             self.release_endpoint()
         return bool(done) or started
 
@@ -154,24 +176,37 @@ class UcxLink:
         if self._bye is not None:
             return
         self._waiting.clear()
-        if self._pidfd >= 0:
+        if self._pidfd is not None:
             self._thread.unregister(self._pidfd)
-            os.close(self._pidfd)
+        self._peer_dead = peer_dead
         if peer_dead:
             self._forget_memory()
         self._bye = self._control(Bye(nonce=self._nonce, withdrawn=tuple(self._under_way)).pack())
         self._others.append(self._bye)
         self._outbox.close(reason)
-        if self._error_handling or self.idle:
+        if self.idle or (self._error_handling and peer_dead):
             self.release_endpoint()
+        elif self._error_handling:
+            self._break_off_at_s = time.monotonic() + _LINGER_S
 
     def release_endpoint(self) -> None:
-        """Closes the endpoint, or leaves it to the worker's end where the peer keeps requests open. Does not wait."""
+        """Gives the endpoint to whom it may serve again, or closes it. Does not wait.
+
+        Where the peer keeps requests open UCX closes it by force, or without error handling leaves it to the worker's
+        end.
+        """
         if self._endpoint_released:
             return
         self._endpoint_released = True
-        if self._error_handling or self.idle:
+        if self.idle and not self._peer_dead:
+            self._release(self._endpoint, self._pidfd)
+            return
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        if self.idle:
             self._endpoint.close()
+        elif self._error_handling:
+            self._endpoint.break_off()
         else:
             self._endpoint.abandon()
 

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,17 @@ _LANE = re.compile(r"lane\[\d+\]:\s+\d+:(\S+?)/")
 class Endpoint:
     """One direction to a worker address."""
 
-    def __init__(self, native: Any, info: str) -> None:
+    def __init__(self, native: Any, worker: Worker, info: str) -> None:
         self._native = native
+        self._worker = worker
         self.lanes = tuple(dict.fromkeys(_LANE.findall(info)))
         self.reads_remote = "read from remote" in info
         """Whether large payloads are fetched by the receiver from the sender's memory, without the sender's help."""
+
+    @property
+    def alive(self) -> bool:
+        """False once it is closed, or, with error handling, once UCX has found the peer gone."""
+        return bool(self._native.alive)
 
     def send(self, view: Memory, tag: int) -> Any:
         """Starts a tagged send; the request has `completed` and `check_error()`. `view` must live until then."""
@@ -50,9 +57,18 @@ class Endpoint:
         """Closes it. Only when all its requests have completed: otherwise UCX may wait for the peer, for ever."""
         self._native.close_blocking()
 
+    def break_off(self) -> None:
+        """Closes it under unfinished requests, which end with an error in the worker's next steps.
+
+        Only with error handling: by it UCX closes without the peer. UCXX keeps requests that it cancelled in the
+        endpoint that they keep (0.52), and with both its worker: that one must be destroyed then, not closed.
+        """
+        self._worker.has_broken_off = True
+        self._native.close_blocking()
+
     def abandon(self) -> None:
         """Leaves it to the end of its worker, which must come next. UCXX's object is never destroyed."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._native))
+        _keep_for_ever(self._native)
 
 
 class Worker:
@@ -72,6 +88,8 @@ class Worker:
         except (_ucxx.UCXError, RuntimeError) as exc:
             raise TransportError(f"UCX does not start with TLS={config.get('TLS', 'its own choice')}: {exc}") from exc
         self._ucp = _load_ucp()
+        self.has_broken_off = False
+        """Whether an endpoint was closed under unfinished requests."""
 
     @property
     def fd(self) -> int:
@@ -97,7 +115,7 @@ class Worker:
             native = _ucxx.UCXEndpoint.create_from_worker_address(self._worker, peer, error_handling)
         except (_ucxx.UCXError, RuntimeError, ValueError) as exc:
             raise TransportError(f"UCX cannot reach the peer: {exc}") from exc
-        return Endpoint(native, self._endpoint_info(native.handle))
+        return Endpoint(native, self, self._endpoint_info(native.handle))
 
     def probe(self, tag: int, mask: int = _FULL_MASK) -> Any:
         """Takes the oldest arrived message whose tag matches: `sender_tag.value`, `length`; None when there is none.
@@ -113,19 +131,27 @@ class Worker:
 
     def close(self) -> None:
         """Frees everything. All requests must have completed: others keep UCXX's objects, and all they hold, alive."""
-        del self._worker, self._context
+        if self.has_broken_off:
+            self.destroy([])
+        else:
+            del self._worker, self._context
 
-    def destroy(self) -> None:
-        """Frees everything under unfinished requests. They must have left for the peer: UCX aborts over queued ones.
+    def destroy(self, unfinished: Iterable[Any]) -> None:
+        """Frees everything under `unfinished` requests. They must have left for the peer: UCX aborts over queued ones.
 
-        Their memory must stay valid until this returns. UCXX's objects are kept from ever freeing the same again.
+        Their memory must stay valid until this returns. UCXX's objects are kept from ever touching UCX's again: a
+        request's end would cancel it in the worker that is gone.
         """
-        for wrapper in (self._worker, self._context):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(wrapper))
+        _keep_for_ever(*unfinished, self._worker, self._context)
         epoll_fd = self.fd
         self._ucp.ucp_worker_destroy(self._worker.handle)
         self._ucp.ucp_cleanup(self._context.handle)
         os.close(epoll_fd)
+        del self._worker, self._context
+
+    def leave(self, unfinished: Iterable[Any]) -> None:
+        """Frees nothing, ever: for a worker that can neither be closed nor destroyed."""
+        _keep_for_ever(*unfinished, self._worker, self._context)
         del self._worker, self._context
 
     def _endpoint_info(self, handle: int) -> str:
@@ -139,6 +165,12 @@ class Worker:
             return ctypes.string_at(text, size.value).decode(errors="replace")
         finally:
             _LIBC.free(text)
+
+
+def _keep_for_ever(*wrappers: Any) -> None:
+    """UCXX's objects are then never destroyed, whoever lets go of them."""
+    for wrapper in wrappers:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(wrapper))
 
 
 def _names_shared_memory(tls: str) -> bool:

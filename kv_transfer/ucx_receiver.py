@@ -75,6 +75,12 @@ class UcxReceiver:
         return not self._incoming and not self._scratch and self._controls.idle
 
     @property
+    def unfinished(self) -> list[Any]:
+        """UCX's requests that have not completed."""
+        requests = [entry.request for entry in self._incoming] + [request for request, _, _ in self._scratch]
+        return [request for request in requests if not request.completed] + self._controls.unfinished
+
+    @property
     def fetching(self) -> bool:
         """Whether a receive is under way that ends by itself."""
         return any(entry.staging is None for entry in self._incoming)

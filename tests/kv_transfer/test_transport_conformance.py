@@ -2,80 +2,26 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
-import os
-import threading
-import time
-from collections.abc import Iterator
 from concurrent.futures import wait
 
 import pytest
 import torch
 
-from kv_transfer.segments import HOST
 from kv_transfer.transport import MessageHeader, Transport
 from kv_transfer.transports import make_transport
 from tandem.errors import LinkClosed, TransportError
 from tandem.prefix_store.slab import Slab
 from tandem.types import WorkerId
-from tests.conftest import mapped_by_others
-from tests.gpus import need_gpus
+from tests.kv_transfer.kinds import ON_GPUS, ON_HOST, fill
 from tests.kv_transfer.peers import HANDOFF, TIMEOUT_S, RecordingSink, cut, make_header
 
 MIB = 1 << 20
 
 
-ON_HOST = ("shm", "ucx", "ucx over posix", "collective", "auto")
-"""UCX takes cma where it is left to choose, and pushes large payloads through posix. Over TCP alone it is not here: its
-objects, closed over unfinished sends with error handling on, now and then end the process when they are destroyed."""
-ON_GPUS = [pytest.param(f"{name} on GPUs", marks=pytest.mark.gpu) for name in ("ucx", "collective", "auto")]
-
-
-@pytest.fixture(params=[*ON_HOST, *ON_GPUS])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A transport's name, and what it goes over or where its memory is."""
-    kind = str(request.param)
-    if " over " in kind:
-        monkeypatch.setenv("UCX_TLS", kind.partition(" over ")[2])
-    return kind
-
-
-@pytest.fixture
-def name(kind: str) -> str:
-    return kind.partition(" ")[0]
-
-
-@pytest.fixture
-def devices(kind: str) -> tuple[torch.device, torch.device]:
-    """Of source and destination. NCCL never joins a GPU with itself."""
-    if "GPUs" not in kind:
-        return HOST, HOST
-    found = need_gpus(2 if kind.startswith("collective") else 1)
-    return found[0], found[-1]
-
-
-@pytest.fixture
-def source(name: str, devices: tuple[torch.device, torch.device]) -> Iterator[Transport]:
-    transport = make_transport(name, worker_id=WorkerId("source"), device=devices[0])
-    yield transport
-    transport.close()
-
-
-@pytest.fixture
-def destination(name: str, devices: tuple[torch.device, torch.device]) -> Iterator[Transport]:
-    transport = make_transport(name, worker_id=WorkerId("destination"), device=devices[1])
-    yield transport
-    transport.close()
-
-
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.cpu(), other.cpu())
-
-
-def fill(memory: torch.Tensor) -> torch.Tensor:
-    return memory.copy_(torch.randint(0, 256, memory.shape, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("num_bytes", [1, 100, 4096, 8191, 8192, 8193, 65_537, MIB + 1])
@@ -366,48 +312,3 @@ def test_nothing_is_written_after_quiesce(
 
 def test_quiesce_of_an_unknown_handoff_resolves_even_before_serving(destination: Transport) -> None:
     destination.quiesce(HANDOFF).result(TIMEOUT_S)
-
-
-def _resources() -> tuple[int, int, set[str]]:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), set(os.listdir("/dev/shm"))
-
-
-def _left(before: tuple[int, int, set[str]]) -> str:
-    """What is more than before, in words; segments of other processes are not ours."""
-    (descriptors, threads, segments), found = before, _resources()
-    new = {name for name in found[2] - segments if not mapped_by_others(name)}
-    is_back = found[0] <= descriptors and found[1] <= threads and not new
-    return "" if is_back else f"descriptors {descriptors} > {found[0]}, threads {threads} > {found[1]}, segments {new}"
-
-
-def _exchange(name: str, devices: tuple[torch.device, torch.device], *, finish: bool) -> None:
-    source, destination = (
-        make_transport(name, worker_id=WorkerId(role), device=device)
-        for role, device in zip(("source", "destination"), devices, strict=True)
-    )
-    sink = RecordingSink(destination.allocate(MIB))
-    destination.serve(sink)
-    memory = fill(source.allocate(MIB))
-    links = [source.connect(destination.address()) for _ in range(3)]
-    sends = [link.send(make_header([memory], with_digest=False), [memory]) for link in links for _ in range(20)]
-    if finish:
-        wait(sends, TIMEOUT_S)
-        links[0].close()
-    for transport in (source, destination):
-        transport.close()
-        transport.close()
-
-
-@pytest.mark.parametrize("finish", [True, False], ids=["finished", "unfinished"])
-def test_closing_leaves_no_descriptor_thread_or_segment(
-    name: str, devices: tuple[torch.device, torch.device], finish: bool
-) -> None:
-    _exchange(name, devices, finish=True)
-    before = _resources()
-    for _ in range(3):
-        _exchange(name, devices, finish=finish)
-    deadline = time.monotonic() + 10.0
-    while _left(before):
-        assert time.monotonic() < deadline, _left(before)
-        time.sleep(0.05)

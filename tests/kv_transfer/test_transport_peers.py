@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
@@ -126,6 +128,65 @@ def test_after_a_killed_sender_the_next_one_is_served(kind: str, transport: Tran
         with Peer(kind, "send", transport.address().hex(), str(LARGE), "8") as peer:
             sink.wait_landed(len(sink.landings) + 10)
             peer.signal(signal.SIGKILL)
+
+
+def until_descriptors(most: int) -> None:
+    """Returns when this process has no more descriptors than that."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while (found := len(os.listdir("/proc/self/fd"))) > most:
+        assert time.monotonic() < deadline, f"{found} descriptors, not {most}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_closed_first", [True, False], ids=["closed", "open"])
+def test_receivers_that_come_and_go_leave_no_descriptor(
+    kind: str, transport: Transport, is_closed_first: bool
+) -> None:
+    found = []
+    memory = transport.allocate(LARGE)
+    for _ in range(4):
+        with Peer(kind, "serve", str(LARGE)) as peer:
+            link = transport.connect(peer.address())
+            link.send(make_header([memory]), [memory]).result(TIMEOUT_S)
+            if is_closed_first:
+                link.close()
+        found.append(len(os.listdir("/proc/self/fd")))
+    until_descriptors(found[0])
+
+
+def test_senders_that_come_and_go_leave_no_descriptor(kind: str, transport: Transport) -> None:
+    sink = serving(transport)
+    found = []
+    for _ in range(4):
+        with Peer(kind, "send", transport.address().hex(), str(LARGE), "8") as peer:
+            sink.wait_landed(len(sink.landings) + 10)
+            peer.signal(signal.SIGKILL)
+        found.append(len(os.listdir("/proc/self/fd")))
+    until_descriptors(found[0])
+
+
+@pytest.mark.parametrize("kind", [FAR_UCX], indirect=True)
+def test_a_stopped_receiver_on_another_host_holds_nothing_for_long(
+    kind: str, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UCX then ends by itself what the peer does not take; the transport goes on with others."""
+    monkeypatch.setattr("kv_transfer.ucx_link._LINGER_S", 0.2)
+    memory = transport.allocate(LARGE)
+    with Peer(kind, "serve", str(LARGE)) as peer:
+        link = transport.connect(peer.address())
+        peer.stop()
+        references = sys.getrefcount(memory)
+        sends = [link.send(make_header([memory]), [memory]) for _ in range(20)]
+        link.close()
+        assert isinstance(sends[-1].exception(TIMEOUT_S), LinkClosed)
+        del sends
+        deadline = time.monotonic() + TIMEOUT_S
+        while sys.getrefcount(memory) > references:
+            assert time.monotonic() < deadline, "the memory is still held"
+            time.sleep(0.05)
+        with Peer(kind, "serve", str(LARGE)) as other:
+            transport.connect(other.address()).send(make_header([memory]), [memory]).result(TIMEOUT_S)
+            assert other.finish() == "1 placed, 1 landed, 0 errors"
 
 
 @pytest.mark.parametrize("num_bytes", [100, LARGE])
