@@ -1,7 +1,7 @@
 """The torch.distributed transport ("collective"): a process group of its own for each link.
 
-Workers come and go, so there is no world that all of them belong to: a serving transport has a store and a control
-port, each link meets its peer there and makes a group of two. Gloo carries host memory, NCCL memory of GPUs; NCCL has
+Workers come and go, so there is no world that all of them belong to: a serving transport has a control port, each link
+meets its peer there and makes a group of two. Gloo carries host memory, NCCL memory of GPUs; NCCL has
 not been run on this project's machines.
 """
 
@@ -19,8 +19,8 @@ import torch
 
 from kv_transfer.collective_link import CollectiveLink
 from kv_transfer.collective_source import CollectiveSource, Writers
-from kv_transfer.collective_wire import READY, TOKEN_BYTES, Address, draw_name, receive_exactly, send_hello
-from kv_transfer.group import OPEN_TIMEOUT_S, SOURCE_RANK, Group, Groups, open_store
+from kv_transfer.collective_wire import TOKEN_BYTES, Address, draw_name, send_hello
+from kv_transfer.group import DESTINATION_RANK, OPEN_TIMEOUT_S, SOURCE_RANK, Group, Groups, open_store
 from kv_transfer.segments import HOST
 from kv_transfer.transport import Sink
 from tandem.errors import LinkClosed, TransportError
@@ -54,7 +54,7 @@ class CollectiveTransport:
         self._sources: set[CollectiveSource] = set()
         self._accepting: threading.Thread | None = None
         self._listener = socket.create_server((host, 0), backlog=_BACKLOG, family=_family(host))
-        self._store = open_store(host, 0, is_master=True)
+        self._store = open_store(host, 0, is_master=True) if self._groups.backend == "nccl" else None
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Private memory, of the GPU with NCCL. Raises TransportError when there is none or after `close`."""
@@ -76,7 +76,7 @@ class CollectiveTransport:
             backend=self._groups.backend,
             host=self._host,
             control_port=self._listener.getsockname()[1],
-            store_port=self._store.port,
+            store_port=0 if self._store is None else self._store.port,
             token=self._token,
         ).pack()
 
@@ -111,10 +111,8 @@ class CollectiveTransport:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = draw_name()
         send_hello(sock, peer.token, name)
-        store = open_store(peer.host, peer.store_port, is_master=False)
-        group = self._groups.open(store, name, SOURCE_RANK)
-        if receive_exactly(sock, 1) != READY:
-            raise TransportError("the peer does not speak this transport's protocol")
+        store = open_store(peer.host, peer.store_port, is_master=False) if peer.store_port else None
+        group = self._groups.open(sock, store, name, SOURCE_RANK)
         sock.settimeout(None)
         return group
 
@@ -185,7 +183,7 @@ class CollectiveTransport:
                     sock.close()
                     return
                 self._sources.add(source)
-            source.start(self._token, lambda name, rank: self._groups.open(self._store, name, rank))
+            source.start(self._token, lambda sock, name: self._groups.open(sock, self._store, name, DESTINATION_RANK))
 
 
 def _family(host: str) -> socket.AddressFamily:

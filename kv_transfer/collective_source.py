@@ -17,9 +17,9 @@ from concurrent.futures import Future
 import torch
 
 from kv_transfer import device_memory, placing
-from kv_transfer.collective_wire import ACK, READY, receive_header, receive_hello
+from kv_transfer.collective_wire import ACK, receive_header, receive_hello
 from kv_transfer.digest import digest
-from kv_transfer.group import DESTINATION_RANK, Group
+from kv_transfer.group import OPEN_TIMEOUT_S, Group
 from kv_transfer.segments import check_digest
 from kv_transfer.transport import MessageHeader, Sink
 from tandem.errors import LinkClosed, TransportError
@@ -27,7 +27,7 @@ from tandem.types import HandoffId
 
 logger = logging.getLogger(__name__)
 
-OpenGroup = Callable[[str, int], Group]
+OpenGroup = Callable[[socket.socket, str], Group]
 
 
 class Writers:
@@ -105,9 +105,9 @@ class CollectiveSource:
 
     def _run(self, token: bytes, open_group: OpenGroup) -> None:
         try:
-            name = receive_hello(self._sock, token)
-            group = open_group(name, DESTINATION_RANK)
-            self._sock.sendall(READY)
+            self._sock.settimeout(OPEN_TIMEOUT_S)
+            group = open_group(self._sock, receive_hello(self._sock, token))
+            self._sock.settimeout(None)
             with device_memory.own_stream(self._device):
                 while True:
                     self._take(receive_header(self._sock), group)

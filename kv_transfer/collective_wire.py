@@ -1,9 +1,8 @@
 """What travels on a link's control socket beside its process group, and the transport's address. Pure but for sockets.
 
-    source -> destination   HELLO token, name          once
+    source -> destination   HELLO token, name          once; then both meet (`meeting.py`)
                             HEADER                     then its payload through the process group
-    destination -> source   READY                      once, when the group stands
-                            ACK                        one for each payload, in order
+    destination -> source   ACK                        one for each payload, in order
 """
 
 from __future__ import annotations
@@ -19,16 +18,19 @@ from tandem.errors import LinkClosed, TransportError
 
 TOKEN_BYTES = 16
 NAME_BYTES = 8
-READY, ACK = b"R", b"A"
+ACK = b"A"
 _ADDRESS = re.compile(
-    rb"tandem-collective/1/(?P<backend>gloo|nccl)/(?P<control>\d{1,5})/(?P<store>\d{1,5})/(?P<token>[0-9a-f]{32})/"
+    rb"tandem-collective/2/(?P<backend>gloo|nccl)/(?P<control>\d{1,5})/(?P<store>\d{1,5})/(?P<token>[0-9a-f]{32})/"
     rb"(?P<host>[0-9A-Za-z.:-]{1,255})"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
-    """Where a serving transport is met. The token is drawn by it and known to who has the ticket."""
+    """Where a serving transport is met. The token is drawn by it and known to who has the ticket.
+
+    NCCL's groups are made through a store of torch.distributed; `store_port` is 0 where there is none.
+    """
 
     backend: str
     host: str
@@ -39,7 +41,7 @@ class Address:
     def pack(self) -> bytes:
         """ASCII."""
         ports = f"{self.control_port}/{self.store_port}"
-        return f"tandem-collective/1/{self.backend}/{ports}/{self.token.hex()}/{self.host}".encode()
+        return f"tandem-collective/2/{self.backend}/{ports}/{self.token.hex()}/{self.host}".encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Address:

@@ -1,11 +1,12 @@
 """A process group of two for one link, by itself: no global world, nothing that other links share or wait for.
 
-Gloo moves host memory, NCCL memory of GPUs. Both sides meet in a store under the link's own name; when either goes,
-only this group is lost. The calls block: each group belongs to one thread on each side.
+Gloo moves host memory, NCCL memory of GPUs. Both sides meet in a store of the link's own; when either goes, only this
+group is lost. The calls block: each group belongs to one thread on each side.
 """
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -13,6 +14,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import ProcessGroupGloo
 
+from kv_transfer.meeting import Meeting
 from tandem.errors import TransportError
 
 Backend = Literal["gloo", "nccl"]
@@ -49,7 +51,7 @@ class GlooGroup:
         try:
             self._group: Any = self._kind(store, rank, 2, options)
         except RuntimeError as exc:
-            raise TransportError(f"the process group could not be made: {exc}") from exc
+            raise TransportError(f"the process group could not be made: {first_line(exc)}") from exc
 
     def send(self, tensor: torch.Tensor) -> None:
         """See `Group`."""
@@ -72,7 +74,7 @@ class NcclGroup:
         try:
             self._group: Any = ProcessGroupNCCL(store, rank, 2, options)
         except RuntimeError as exc:
-            raise TransportError(f"the process group could not be made: {exc}") from exc
+            raise TransportError(f"the process group could not be made: {first_line(exc)}") from exc
 
     def send(self, tensor: torch.Tensor) -> None:
         """See `Group`."""
@@ -91,7 +93,12 @@ def _wait(start: Any, tensor: torch.Tensor) -> None:
     try:
         start().wait(timedelta(seconds=STALL_S + tensor.numel() / _SLOWEST_BYTES_PER_S))
     except RuntimeError as exc:
-        raise TransportError(f"the process group broke: {str(exc).splitlines()[0]}") from exc
+        raise TransportError(f"the process group broke: {first_line(exc)}") from exc
+
+
+def first_line(exc: RuntimeError) -> str:
+    """torch's errors go on with frames of C++."""
+    return str(exc).partition("\n")[0]
 
 
 class Groups:
@@ -109,12 +116,18 @@ class Groups:
         else:
             self._gloo_device: Any = ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
 
-    def open(self, store: Any, name: str, rank: int) -> Group:
-        """Meets the other side under `name`. Blocks. Raises TransportError when it does not come."""
-        prefixed = _dist.PrefixStore(name, store)
+    def open(self, sock: socket.socket, store: Any, name: str, rank: int) -> Group:
+        """Meets the other side over `sock`, NCCL's in `store` under `name`; returns when both have the group.
+
+        Blocks, as long as the socket's timeout lets it. Raises TransportError when the other side does not come.
+        """
+        meeting = Meeting(sock)
         if self.backend == "nccl":
-            return NcclGroup(prefixed, rank, self.device)
-        return GlooGroup(prefixed, rank, self._gloo_device)
+            group: Group = NcclGroup(_dist.PrefixStore(name, store), rank, self.device)
+        else:
+            group = GlooGroup(meeting, rank, self._gloo_device)
+        meeting.end()
+        return group
 
     def close(self) -> None:
         """Ends the device, once every group is gone."""
@@ -122,10 +135,10 @@ class Groups:
 
 
 def open_store(host: str, port: int, *, is_master: bool) -> Any:
-    """The place where two sides meet; port 0 takes a free one. Raises TransportError."""
+    """The place where the two sides of NCCL's groups meet; port 0 takes a free one. Raises TransportError."""
     try:
         return _dist.TCPStore(
             host, port, is_master=is_master, wait_for_workers=False, timeout=timedelta(seconds=OPEN_TIMEOUT_S)
         )
     except RuntimeError as exc:
-        raise TransportError(f"the store at {host}:{port} cannot be opened: {exc}") from exc
+        raise TransportError(f"the store at {host}:{port} cannot be opened: {first_line(exc)}") from exc
