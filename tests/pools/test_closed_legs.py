@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from decode_pool.leg import Leg as DecodeLeg
+from decode_pool.worker import DecodeWorker
+from kv_transfer.handoff import Record
 from kv_transfer.transport import MessageHeader
 from router.dispatcher import LegDispatch
 from router.policy import Route
@@ -252,3 +256,31 @@ def test_an_abort_of_an_unknown_request_does_nothing(gqa: Path) -> None:
             assert await pair.run(VICTIM) == monolithic(gqa, VICTIM)
 
     asyncio.run(unknown())
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_request_that_ends_just_as_its_kv_is_there_is_never_decoded(
+    gqa: Path, transport: TransportName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last message lands on the transport's thread while the event loop ends the leg."""
+    arrive = DecodeWorker._on_delivered
+
+    def end_first(worker: DecodeWorker, leg: DecodeLeg, record: Record) -> None:
+        if threading.current_thread() is threading.main_thread():
+            worker.fail(leg, RequestCancelled("just now"))
+        else:
+            ended = threading.Event()
+            worker._soon(lambda: (worker.fail(leg, RequestCancelled("just now")), ended.set()))
+            assert ended.wait(SETTLE_S)
+        arrive(worker, leg, record)
+
+    async def scenario() -> None:
+        async with running_pair(gqa, PairOptions(transport=transport)) as pair:
+            monkeypatch.setattr(DecodeWorker, "_on_delivered", end_first)
+            legs = await Legs(pair, VICTIM, max_tokens=VICTIM_TOKENS).open()
+            _, decode = await legs.errors()
+            assert isinstance(decode, RequestCancelled)
+            await pair.settled()
+            assert pair.decode.num_iterations == 0
+
+    asyncio.run(scenario())
