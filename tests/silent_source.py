@@ -14,7 +14,8 @@ from kv_transfer.transport import Link, MessageHeader
 from kv_transfer.transports import make_transport
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import Epoch, WorkerId
-from tests.pair import Legs, Pair, make_prompt, offer_of
+from tests.legs import Legs, offer_of
+from tests.pair import Pair, make_prompt
 
 PROMPT = make_prompt(20)
 

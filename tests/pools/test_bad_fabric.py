@@ -12,7 +12,8 @@ from kv_transfer.transport import MessageHeader
 from tandem.config import TransportName
 from tandem.errors import HandoffFailed
 from tests.fakes import Fault
-from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, running_pair, until
+from tests.legs import Legs
+from tests.pair import Pair, PairOptions, make_prompt, monolithic, running_pair, until
 
 TRANSPORTS: list[TransportName] = ["shm", "ucx"]
 PROMPT = make_prompt(75)

@@ -10,7 +10,8 @@ import pytest
 
 from tandem.config import TransportName
 from tandem.errors import ContextLengthExceeded, InvalidRequest, TandemError
-from tests.pair import BLOCK_SIZE, Legs, PairOptions, make_prompt, monolithic, running_pair
+from tests.legs import Legs
+from tests.pair import BLOCK_SIZE, PairOptions, make_prompt, monolithic, running_pair
 
 TRANSPORTS: list[TransportName] = ["shm", "ucx"]
 PROMPTS = [make_prompt(40, seed=seed) for seed in range(9)]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import FinishReason, Role, TokenStep, choice_seed
-from tests.pair import BLOCK_SIZE, Legs, Pair, make_prompt, running_pair, until
+from tests.legs import Legs
+from tests.pair import BLOCK_SIZE, Pair, make_prompt, running_pair, until
 
 
 def test_a_choices_seed_is_fixed_and_the_firsts_is_the_requests() -> None:

@@ -20,10 +20,10 @@ from tandem.errors import RequestCancelled
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import Role
 from tests.fakes import Fault
+from tests.legs import Legs
 from tests.pair import (
     CHUNK_TOKENS,
     SETTLE_S,
-    Legs,
     Pair,
     PairOptions,
     make_live_request,

@@ -10,7 +10,8 @@ import pytest
 from kv_transfer.transport import MessageHeader
 from tandem.errors import DeadlineExceeded
 from tests.fakes import Fault
-from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, running_pair, until
+from tests.legs import Legs
+from tests.pair import Pair, PairOptions, make_prompt, monolithic, running_pair, until
 
 PROMPT = make_prompt(40)
 TIMEOUT_S = 0.5

@@ -18,7 +18,8 @@ from tandem.rpc.tandem.v1.worker_pb2 import ClearDeviceTierRequest, GetStatusReq
 from tandem.types import Role
 from tests.cached_router import cached_router, workers_of
 from tests.hash_executor import BLOCK_SIZE, SPEC, HashExecutor, expected
-from tests.pair import Legs, Pair, PairOptions, make_prompt, running_pair
+from tests.legs import Legs
+from tests.pair import Pair, PairOptions, make_prompt, running_pair
 from tests.pair import until as settled
 from tests.pools.test_metrics import scrape, value
 from tests.router_harness import tokenizer

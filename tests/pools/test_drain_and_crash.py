@@ -12,7 +12,8 @@ from tandem.errors import DeadlineExceeded, TandemError, WorkerUnavailable
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import Role
-from tests.pair import Legs, Pair, make_prompt, monolithic, running_pair, until
+from tests.legs import Legs
+from tests.pair import Pair, make_prompt, monolithic, running_pair, until
 from tests.stepped_executor import SteppedExecutor
 
 PROMPT = make_prompt(40)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tandem.config import TransportName
-from tests.pair import BLOCK_SIZE, CHUNK_TOKENS, Legs, PairOptions, make_prompt, monolithic, running_pair
+from tests.legs import Legs
+from tests.pair import BLOCK_SIZE, CHUNK_TOKENS, PairOptions, make_prompt, monolithic, running_pair
 
 TRANSPORTS: list[TransportName] = ["shm", "ucx"]
 LENGTHS = sorted(

@@ -15,7 +15,8 @@ from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import Role
 from tests.fakes import Fault
 from tests.hash_executor import SPEC, HashExecutor, expected
-from tests.pair import Legs, Pair, PairOptions, make_prompt, running_pair, until
+from tests.legs import Legs
+from tests.pair import Pair, PairOptions, make_prompt, running_pair, until
 
 PROMPT = make_prompt(90)
 NUM_CHUNKS = 3

@@ -15,7 +15,8 @@ from tandem.errors import TandemError
 from tandem.observability.document import SETS
 from tandem.observability.server import serve_metrics
 from tests.fakes import Fault
-from tests.pair import Legs, Pair, PairOptions, make_prompt, running_pair, until
+from tests.legs import Legs
+from tests.pair import Pair, PairOptions, make_prompt, running_pair, until
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 

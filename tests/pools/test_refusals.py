@@ -24,7 +24,8 @@ from tandem.errors import (
 from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.types import Role
-from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, offer_of, running_pair, until
+from tests.legs import Legs, offer_of
+from tests.pair import Pair, PairOptions, make_prompt, monolithic, running_pair, until
 
 PROMPT = make_prompt(20)
 

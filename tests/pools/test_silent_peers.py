@@ -25,7 +25,8 @@ from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
 from tandem.types import Epoch, WorkerId
 from tests.factories import CLUSTER_KEY
 from tests.fakes import Fault
-from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, running_pair, until
+from tests.legs import Legs
+from tests.pair import Pair, PairOptions, make_prompt, monolithic, running_pair, until
 from tests.silent_source import silent_source
 
 TRANSPORTS: list[TransportName] = ["shm", "ucx"]

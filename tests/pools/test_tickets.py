@@ -16,7 +16,8 @@ from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2
 from tandem.secret import ClusterKey
 from tandem.types import Epoch, WorkerId
-from tests.pair import Legs, Pair, PairOptions, make_prompt, monolithic, offer_of, running_pair, until
+from tests.legs import Legs, offer_of
+from tests.pair import Pair, PairOptions, make_prompt, monolithic, running_pair, until
 from tests.silent_source import silent_source
 
 PROMPT = make_prompt(20)
