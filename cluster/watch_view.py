@@ -87,13 +87,21 @@ def headline(status: ClusterStatus) -> Text:
     """The model, how many requests are open, and what is not as usual."""
     head = Text(f"{status.model or 'no model yet'} · {status.num_running_requests} open requests")
     if status.is_draining:
-        head.append(" · shutting down: new requests are refused", style="yellow")
+        head.append(f" · shutting down: new requests are refused{_left(status)}", style="yellow")
     elif not status.has_controller and status.pools:
         head.append(" · no controller: sizes do not change, lost workers are not replaced", style="yellow")
     missing = [pool.role for pool in status.pools if pool.desired and not pool.num_ready]
     if missing:
         head.append(f" · no {' and no '.join(missing)} worker is ready", style="yellow")
     return head
+
+
+def _left(status: ClusterStatus) -> str:
+    """What a cluster that shuts down still does."""
+    if status.num_running_requests:
+        return ", running ones may finish"
+    left = [worker.worker_id for worker in status.workers]
+    return f", none is left; {', '.join(left)} still to end" if left else ", none is left"
 
 
 def state_of(worker: WorkerStatus) -> str:

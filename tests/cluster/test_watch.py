@@ -19,7 +19,7 @@ from rich.console import Console
 
 from cluster.status_view import print_status
 from cluster.watch import LineScreen, LiveScreen, watch
-from cluster.watch_view import Look, bar, line, rates, render
+from cluster.watch_view import Look, bar, headline, line, rates, render
 from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, LinkStatus, PoolStatus, WorkerStatus
 from tests.router_harness import running, saying
 
@@ -195,6 +195,20 @@ def test_a_router_that_shuts_down_says_so() -> None:
     console = Console(width=150, record=True, file=StringIO())
     print_status(now.status, console)
     assert all("shutting down" in text for text in (drawn(None, now), console.export_text(), line(None, now)))
+
+
+@pytest.mark.parametrize(
+    ("num_running", "workers", "said"),
+    [
+        (3, ["prefill-0", "decode-0"], "3 open requests · shutting down: new requests are refused, running ones may fin"),
+        (0, ["prefill-0", "decode-0"], "new requests are refused, none is left; prefill-0, decode-0 still to end"),
+        (0, [], "new requests are refused, none is left"),
+    ],
+)
+def test_a_cluster_that_shuts_down_says_what_is_still_under_way(num_running: int, workers: list[str], said: str) -> None:
+    left = [WorkerStatus(worker_id=worker_id, role=worker_id.partition("-")[0]) for worker_id in workers]
+    status = make_status(is_draining=True, num_running_requests=num_running, workers=left)
+    assert said in headline(status).plain
 
 
 @asynccontextmanager
