@@ -178,7 +178,7 @@ class DecodeWorker:
     def end_requests(self) -> None:
         """Ends what has not ended: the worker shuts down."""
         for leg in list(self._legs.values()):
-            self.fail(leg, WorkerUnavailable(f"{self.worker_id} is stopping: it shut down before the request had ended"))
+            self.fail(leg, WorkerUnavailable(f"{self.worker_id} is stopping: it shut down before the request ended"))
 
     async def close(self) -> None:
         """Aborts what is left, ends threads, frees the cache."""

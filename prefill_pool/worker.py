@@ -184,7 +184,7 @@ class PrefillWorker:
     def end_requests(self) -> None:
         """Ends what has not ended: the worker shuts down."""
         for job in list(self._jobs.values()):
-            self.fail(job, WorkerUnavailable(f"{self.worker_id} is stopping: it shut down before the request had ended"))
+            self.fail(job, WorkerUnavailable(f"{self.worker_id} is stopping: it shut down before the request ended"))
 
     async def close(self) -> None:
         """Aborts what is left, ends threads and links, frees the cache."""

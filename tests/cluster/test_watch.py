@@ -200,12 +200,12 @@ def test_a_router_that_shuts_down_says_so() -> None:
 @pytest.mark.parametrize(
     ("num_running", "workers", "said"),
     [
-        (3, ["prefill-0", "decode-0"], "3 open requests · shutting down: new requests are refused, running ones may fin"),
+        (3, ["prefill-0", "decode-0"], "3 open requests · shutting down: new requests are refused, running ones may"),
         (0, ["prefill-0", "decode-0"], "new requests are refused, none is left; prefill-0, decode-0 still to end"),
         (0, [], "new requests are refused, none is left"),
     ],
 )
-def test_a_cluster_that_shuts_down_says_what_is_still_under_way(num_running: int, workers: list[str], said: str) -> None:
+def test_a_cluster_that_shuts_down_says_what_is_still_there(num_running: int, workers: list[str], said: str) -> None:
     left = [WorkerStatus(worker_id=worker_id, role=worker_id.partition("-")[0]) for worker_id in workers]
     status = make_status(is_draining=True, num_running_requests=num_running, workers=left)
     assert said in headline(status).plain

@@ -208,9 +208,10 @@ def test_a_request_that_the_drains_deadline_cuts_off_is_told_that_its_worker_shu
     async def cut_off() -> None:
         async with registry() as (server, _):
             with socket.create_server(("127.0.0.1", 0)) as silent:
-                error = await first_error(make(settings(gqa, server.url)), "%s:%d" % silent.getsockname())
+                peer = f"127.0.0.1:{silent.getsockname()[1]}"
+                error = await first_error(make(settings(gqa, server.url)), peer)
         assert isinstance(error, WorkerUnavailable)
-        assert "worker-7 is stopping: it shut down before the request had ended" in error.message
+        assert "worker-7 is stopping: it shut down before the request ended" in error.message
 
     asyncio.run(cut_off())
 
