@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cluster.tables import WIDE, make_table
 from cluster.timeline import data_size
-from cluster.watch_view import ROLES, headline, pool_of, short_transport, state_of
+from cluster.watch_view import ROLES, headline, pool_of, short_transport, state_of, unplaced
 from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, WorkerStatus
 
 _FEWEST_CHARS = 8
@@ -41,6 +41,8 @@ def as_data(message: Message) -> dict[str, Any]:
 def print_status(status: ClusterStatus, console: Console, *, verbose: bool = False) -> None:
     """Pools, workers and links; `verbose` adds where workers run and all that the transports negotiated."""
     console.print(headline(status), soft_wrap=True)
+    for line in unplaced(status):
+        console.print(line, style="yellow")
     console.print(_pool_table(status, console.width))
     console.print(_worker_table(status, console.width))
     if any(worker.links for worker in status.workers):

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from cluster.pool_wait import describe
 from cluster.status_view import print_status
 from cluster.watch import LineScreen, LiveScreen, watch
 from cluster.watch_view import Look, bar, headline, line, rates, render
@@ -209,6 +210,22 @@ def test_a_cluster_that_shuts_down_says_what_is_still_there(num_running: int, wo
     left = [WorkerStatus(worker_id=worker_id, role=worker_id.partition("-")[0]) for worker_id in workers]
     status = make_status(is_draining=True, num_running_requests=num_running, workers=left)
     assert said in headline(status).plain
+
+
+def test_workers_that_no_node_has_room_for_are_counted_with_their_reason() -> None:
+    why = "too few free GPUs on the nodes"
+    waiting = [
+        WorkerStatus(worker_id=f"decode-{n}", role="decode", state="waiting", waits_for=why) for n in range(2)
+    ]
+    status = make_status(workers=waiting, pools=[PoolStatus(role="decode", desired=2, num_unplaced=2)])
+    said = f"decode: 2 workers wait for a node with room: {why}"
+    console = Console(width=150, record=True, file=StringIO())
+    print_status(status, console)
+    now = Look(status=status, at_s=0.0)
+    assert said in console.export_text()
+    assert said in drawn(None, now)
+    assert "2 without room" in line(None, now)
+    assert describe(status.pools[0]) == "decode: 0 of 2 ready, 2 wait for a node with room"
 
 
 @asynccontextmanager
