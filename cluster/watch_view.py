@@ -93,7 +93,7 @@ def headline(status: ClusterStatus) -> Text:
     elif not status.has_controller and status.pools:
         head.append(" · no controller: sizes do not change, lost workers are not replaced", style="yellow")
     missing = [pool.role for pool in status.pools if pool.desired and not pool.num_ready]
-    if missing:
+    if missing and not status.is_draining:
         head.append(f" · no {' and no '.join(missing)} worker is ready", style="yellow")
     return head
 
