@@ -41,8 +41,8 @@ def as_data(message: Message) -> dict[str, Any]:
 def print_status(status: ClusterStatus, console: Console, *, verbose: bool = False) -> None:
     """Pools, workers and links; `verbose` adds where workers run and all that the transports negotiated."""
     console.print(headline(status), soft_wrap=True)
-    for line in unplaced(status):
-        console.print(line, style="yellow")
+    for waiting in unplaced(status):
+        console.print(waiting, style="yellow", soft_wrap=True)
     console.print(_pool_table(status, console.width))
     console.print(_worker_table(status, console.width))
     if any(worker.links for worker in status.workers):
