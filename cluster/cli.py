@@ -221,7 +221,7 @@ def doctor(
 
     settings, specs = Settings(config=load_config(config, {})), choose(only or [])
     with CheckProgress(make_console(stderr=True), total=len(specs)) as progress:
-        findings = run_checks(settings, specs, on_done=progress.done)
+        findings = run_checks(settings, specs, on_start=progress.started, on_done=progress.done)
     if as_json:
         typer.echo(json.dumps(as_data(findings), indent=2))
     else:

@@ -41,6 +41,15 @@ def _read(path: Path) -> ClusterConfig:
         raise ConfigError(f"{path}: {exc.message}", param=exc.param) from exc
 
 
+def fields_in(path: Path) -> frozenset[str]:
+    """What the file says something about, as "router.grpc_port". Raises ConfigError as `load_config` does."""
+    _read(path)
+    document = yaml.safe_load(path.read_text()) or {}
+    sections = {name: values if isinstance(values, dict) else None for name, values in document.items()}
+    alone = {name for name, values in sections.items() if values is None}
+    return frozenset(alone | {f"{name}.{key}" for name, values in sections.items() for key in values or ()})
+
+
 def _what(error: yaml.YAMLError | UnicodeDecodeError) -> str:
     """Where it stopped making sense, counted from 1, and why."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:

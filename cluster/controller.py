@@ -37,7 +37,7 @@ from tandem.observability.controller_metrics import ControllerMetrics
 from tandem.pool_state import PoolState, SeenWorker
 from tandem.registry import Registry, WorkerRecord
 from tandem.tasks import cancel_all
-from tandem.types import Role
+from tandem.types import Role, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,8 @@ class Controller:
         )
         self._records: list[WorkerRecord] = []
         self._losses = Losses(self._events.note)
+        self._waiting: dict[WorkerId, str] = {}
+        """Workers that no node has room for, and why."""
         self._acting = False
         self._settle_until_s = 0.0
         self._ending = False
@@ -204,13 +206,27 @@ class Controller:
                 self._operations.wait(worker.role, worker.worker_id)
         lost = [worker.worker_id for worker in workers if worker.state is WorkerState.LOST]
         self._losses.missed(set(lost) - leaving)  # what was taken away meanwhile looks like it
+        self._note_waiting(workers)
         await self._show(workers)
         self._report(goals, observed)
+
+    def _note_waiting(self, workers: Sequence[ObservedWorker]) -> None:
+        waiting = {worker.worker_id: worker.waits_for for worker in workers if worker.waits_for}
+        for worker_id, why in waiting.items():
+            if self._waiting.get(worker_id) != why:
+                self._events.note(f"worker {worker_id} waits for a node with room: {why}")
+        self._waiting = waiting
 
     async def _show(self, workers: Sequence[ObservedWorker]) -> None:
         """Routers tell of workers that are not registered, and wait for them."""
         seen = [
-            SeenWorker(worker_id=w.worker_id, role=w.role, state=w.state.value, generation=w.generation)
+            SeenWorker(
+                worker_id=w.worker_id,
+                role=w.role,
+                state=w.state.value,
+                generation=w.generation,
+                waits_for=w.waits_for,
+            )
             for w in workers
         ]
         try:
@@ -255,7 +271,12 @@ class Controller:
             num_ready, num_draining = states.count(WorkerState.READY), states.count(WorkerState.DRAINING)
             reached = reached and num_ready >= goal.size
             self.metrics.pool(
-                role, desired=goal.size, ready=num_ready, draining=num_draining, generation=goal.generation
+                role,
+                desired=goal.size,
+                ready=num_ready,
+                draining=num_draining,
+                unplaced=sum(bool(worker.waits_for) for worker in observed[role].workers),
+                generation=goal.generation,
             )
         if reached:
             self._events.reached()

@@ -23,6 +23,8 @@ from tandem.config import ClusterConfig
 from tandem.errors import ClusterError, TandemError
 from tandem.rpc.tandem.v1.inference_pb2 import GenerateResponse
 
+_INDENT = "  "
+
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
@@ -121,5 +123,5 @@ def _report(outcomes: Sequence[Outcome], console: Console) -> None:
     for outcome in (outcome for outcome in outcomes if outcome.complete):
         last = outcome.responses[-1]
         console.print(f"\n{outcome.prompt.name}", style="bold", markup=False)
-        for line in render_timeline(last.timings, last.usage):
-            console.print(f"  {line}", markup=False, soft_wrap=True)
+        for line in render_timeline(last.timings, last.usage, columns=console.width - len(_INDENT)):
+            console.print(_INDENT + line, markup=False, soft_wrap=True)

@@ -90,12 +90,19 @@ def _inner_phases(info: ClusterInfo, phase: str) -> Sequence[tuple[str, float]]:
 
 
 class CheckProgress:
-    """How many of `total` checks are over, as one line on a terminal; nothing elsewhere."""
+    """How many of `total` checks are over and which run now, as one line on a terminal; nothing elsewhere."""
 
     def __init__(self, console: Console, *, total: int) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.completed} of {task.total}"))
+        columns = (SpinnerColumn(), TextColumn("{task.description}"))
         self._bar = RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("checking", total=total)
+        self._total = total
+        self._num_done = 0
+        self._running: list[str] = []
+        self._task = self._bar.add_task(str(self))
+
+    def __str__(self) -> str:
+        running = f", now {' and '.join(self._running)}" if self._running else ""
+        return f"{self._num_done} of {self._total} checks done{running}"
 
     def __enter__(self) -> CheckProgress:
         self._bar.start()
@@ -106,6 +113,13 @@ class CheckProgress:
     ) -> None:
         self._bar.stop()
 
+    def started(self, name: str) -> None:
+        """A check runs now."""
+        self._running.append(name)
+        self._bar.update(self._task, description=str(self))
+
     def done(self, name: str) -> None:
         """A check is over."""
-        self._bar.advance(self._task)
+        self._running.remove(name)
+        self._num_done += 1
+        self._bar.update(self._task, description=str(self))

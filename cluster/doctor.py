@@ -26,6 +26,7 @@ from cluster.checks.__main__ import SETTINGS_VARIABLE
 from cluster.checks.finding import Finding, Settings, State
 from cluster.checks.table import CHECKS, CheckSpec
 from cluster.processes import spawn
+from cluster.timeline import plural
 
 NUM_PARALLEL = 2
 _GONE_S = 2.0
@@ -123,9 +124,12 @@ def run_checks(
     settings: Settings,
     specs: Sequence[CheckSpec] = CHECKS,
     *,
+    on_start: Callable[[str], None] = lambda name: None,
     on_done: Callable[[str], None] = lambda name: None,
 ) -> list[Finding]:
-    """Findings of all checks in the order of `specs`; `on_done` hears the name of each that is over."""
+    """Findings of all checks in the order of `specs`; `on_start` and `on_done` hear the name of each as it begins and
+    when it is over.
+    """
     waiting = deque(specs)
     found: dict[str, list[Finding]] = {}
     with selectors.DefaultSelector() as ready:
@@ -134,6 +138,7 @@ def run_checks(
                 while waiting and len(ready.get_map()) < NUM_PARALLEL:
                     running = _start(waiting.popleft(), settings)
                     ready.register(running.answers, selectors.EVENT_READ, running)
+                    on_start(running.spec.name)
                 for running, findings in _next_ended(ready):
                     found[running.spec.name] = findings
                     ready.unregister(running.answers)
@@ -176,4 +181,6 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
         table.add_row(finding.check, Text(finding.state, style=_STYLES[finding.state]), text)
     console.print(table)
     counts = {state: sum(finding.state is state for finding in findings) for state in State}
-    console.print(", ".join(f"{count} {state}" for state, count in counts.items() if count), markup=False)
+    parts = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    num_checks = len({finding.check for finding in findings})
+    console.print(f"{plural(len(findings), 'finding')} of {plural(num_checks, 'check')}: {parts}", markup=False)

@@ -237,13 +237,20 @@ class ClusterLauncher:
             raise ClusterError(f"these processes did not end by themselves and were killed: {', '.join(killed)}")
 
     async def _drain(self) -> list[str]:
-        """First the router, so that no request loses its workers. Returns what had to be killed."""
+        """First the router's requests, so that none loses its workers; the router itself last, so that it says how far
+        the rest has come. Returns what had to be killed.
+        """
         drain_s = self._config.drain_timeout_s
         killed: list[str] = []
         try:
-            killed += await self._stop_router(timeout_s=self._config.router.linger_s + drain_s + _ROUTER_MARGIN_S)
+            if not await self._drain_router(timeout_s=self._config.router.linger_s + drain_s + _ROUTER_MARGIN_S):
+                killed += await self._stop_router(timeout_s=0.0)
         finally:
-            killed += await self._stop_pools(end_s=drain_s + _END_MARGIN_S, drain=drain_s > 0)
+            try:
+                killed += await self._stop_pools(end_s=drain_s + _END_MARGIN_S, drain=drain_s > 0)
+            finally:
+                if "router" not in killed:
+                    killed += await self._stop_router(timeout_s=_ROUTER_MARGIN_S)
         return killed
 
     async def _abandon(self) -> list[str]:
@@ -252,6 +259,9 @@ class ClusterLauncher:
             self._stop_router(timeout_s=_ABANDON_S), self._stop_pools(end_s=_ABANDON_S, drain=False)
         )
         return router + pools
+
+    async def _drain_router(self, *, timeout_s: float) -> bool:
+        return self._router is None or await self._router.drain(timeout_s=timeout_s)
 
     async def _stop_router(self, *, timeout_s: float) -> list[str]:
         return [] if self._router is None or await self._router.stop(timeout_s=timeout_s) else ["router"]

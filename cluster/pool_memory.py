@@ -17,11 +17,15 @@ from tandem.types import Role, WorkerId
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundWorker:
-    """A worker in Ray. Without an actor it is a rest of one; not placed: its node is gone, or not there yet."""
+    """A worker in Ray. Without an actor it is a rest of one; not placed: its node is gone, or not there yet.
+
+    `waits_for` says why no node has room for it; empty where it is placed, or will be at once.
+    """
 
     placement: WorkerPlacement
     has_actor: bool
     is_placed: bool
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +135,7 @@ class PoolMemory:
             since_s=known.since_s,
             load=record.load if record is not None else 0,
             is_placed=found is not None and found.is_placed,
+            waits_for="" if found is None else found.waits_for,
         )
 
 

@@ -63,7 +63,8 @@ def _is_settled(status: ClusterStatus, role: Role) -> bool:
 def describe(pool: PoolStatus) -> str:
     """One line for people."""
     leaving = f", {pool.num_draining} draining" if pool.num_draining else ""
-    return f"{pool.role}: {pool.num_ready} of {pool.desired} ready{leaving}"
+    unplaced = f", {pool.num_unplaced} wait for a node with room" if pool.num_unplaced else ""
+    return f"{pool.role}: {pool.num_ready} of {pool.desired} ready{leaving}{unplaced}"
 
 
 async def wait_until(

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from cluster.events import WorkerInfo
-from cluster.placement import RESOURCE, WorkerPlacement, parse_name
+from cluster.placement import RESOURCE, Selector, WorkerPlacement, parse_name
 from cluster.pool_memory import FoundWorker
 from cluster.ray_client import RayClient
 from cluster.ray_worker import RayWorker
+from cluster.room import NodeRoom, why_no_room
 from tandem.errors import ClusterError, TandemError
 from tandem.types import Role, WorkerId
 
@@ -62,22 +63,33 @@ class RayPools:
         settings_of: Callable[[WorkerPlacement], dict[str, Any]],
         classes: Mapping[Role, str] = WORKER_CLASSES,
         gpus: Mapping[Role, float] | None = None,
+        selectors: Mapping[Role, Selector] | None = None,
     ) -> None:
         self._ray = ray
         self._cluster = cluster
         self._settings_of = settings_of
         self._classes = classes
         self._gpus = gpus or {}
+        self._selectors = selectors or {}
 
     async def find(self) -> list[FoundWorker]:
         """See `Pools`."""
-        groups, actors = await self._ray.call(lambda: (_group_states(), _actor_names()))
-        placements = ((parse_name(name, self._cluster), states) for name, states in groups.items())
-        return [
-            FoundWorker(placement=place, has_actor=str(place.worker_id) in actors, is_placed="CREATED" in states)
-            for place, states in placements
-            if place is not None
-        ]
+        return await self._ray.call(self._find)
+
+    def _find(self) -> list[FoundWorker]:
+        actors, found = _actor_names(), []
+        nodes: list[NodeRoom] | None = None
+        for name, group in _groups().items():
+            place = parse_name(name, self._cluster)
+            if place is None:
+                continue
+            is_placed, why = group.is_placed, ""
+            if not is_placed:
+                nodes = _nodes() if nodes is None else nodes
+                why = why_no_room(group.bundles, self._selectors.get(place.role, Selector()), nodes)
+            has_actor = str(place.worker_id) in actors
+            found.append(FoundWorker(placement=place, has_actor=has_actor, is_placed=is_placed, waits_for=why))
+        return found
 
     async def start(self, placement: WorkerPlacement) -> WorkerInfo:
         """See `Pools`."""
@@ -158,8 +170,8 @@ class RayPools:
 
     def _is_placed(self, worker_id: WorkerId) -> bool:
         """Whether its process can be there: a call to one that waits for a place would wait too."""
-        places = {parse_name(name, self._cluster): states for name, states in _group_states().items()}
-        return any(p is not None and p.worker_id == worker_id and "CREATED" in s for p, s in places.items())
+        places = {parse_name(name, self._cluster): group for name, group in _groups().items()}
+        return any(p is not None and p.worker_id == worker_id and g.is_placed for p, g in places.items())
 
     async def _actor(self, worker_id: WorkerId) -> Any:
         def get() -> Any:
@@ -176,15 +188,37 @@ class RayPools:
         return await asyncio.wrap_future(await self._ray.call(lambda: method.remote(*args).future()))
 
 
-def _group_states() -> dict[str, set[str]]:
-    """States of the placement groups that exist, by name."""
+class _Group(NamedTuple):
+    """What is known of the placement groups of one name: there is more than one while the older one goes."""
+
+    is_placed: bool
+    bundles: Sequence[Mapping[str, float]]
+
+
+def _groups() -> dict[str, _Group]:
+    """The placement groups that exist, by name."""
     from ray.util import placement_group_table
 
-    states: dict[str, set[str]] = {}
+    groups: dict[str, _Group] = {}
     for group in placement_group_table().values():
         if group["state"] in _PRESENT_STATES:
-            states.setdefault(group["name"], set()).add(group["state"])
-    return states
+            before = groups.get(group["name"])
+            is_placed = group["state"] == "CREATED" or (before is not None and before.is_placed)
+            groups[group["name"]] = _Group(is_placed, tuple(group["bundles"].values()))
+    return groups
+
+
+def _nodes() -> list[NodeRoom]:
+    """The living nodes. What of a node is free Ray tells only in a module that it keeps for itself."""
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    return [
+        NodeRoom(resources=node["Resources"], free=free.get(node["NodeID"], {}), labels=node["Labels"])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def _actor_names() -> set[str]:
@@ -202,7 +236,7 @@ def _remove(worker_id: WorkerId, cluster: str) -> None:
         ray.kill(ray.get_actor(str(worker_id)), no_restart=True)
     except ValueError:
         pass  # already gone
-    for name in _group_states():
+    for name in _groups():
         place = parse_name(name, cluster)
         if place is not None and place.worker_id == worker_id:
             remove_placement_group(get_placement_group(name))

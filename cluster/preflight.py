@@ -17,6 +17,7 @@ from cluster.processes import usable_cores
 from tandem.config import ClusterConfig, RouterConfig
 from tandem.errors import ClusterError, ConfigError
 from tandem.model.check import check_model
+from tandem.model.native import check_choice
 
 _FEWER_GPUS = "lower prefill.gpus_per_rank and decode.gpus_per_rank, or start fewer workers"
 
@@ -26,6 +27,7 @@ def check_start(config: ClusterConfig, *, has_port_options: bool = True) -> None
 
     Takes no time and starts nothing.
     """
+    check_choice()
     pools = (config.prefill, config.decode)
     check_model(config.model.source, [(pool.tensor_parallel, pool.pipeline_parallel) for pool in pools])
     check_ports(config.router, has_port_options=has_port_options)

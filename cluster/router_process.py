@@ -5,7 +5,9 @@ Workers are not touched by a router's death: it keeps no state but its streams, 
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,8 +16,11 @@ from pathlib import Path
 from cluster.child import ReportingChild
 from cluster.events import ModelInfo
 from tandem.config import ClusterConfig, to_mapping
+from tandem.errors import ClusterError
 
 ROUTER_COMMAND = (sys.executable, "-m", "router")
+_END_S = 10.0
+"""How long a router without requests may take to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +46,7 @@ class RouterProcess:
         self._redis_url = redis_url
         self._command = tuple(command)
         self._child = ReportingChild("router", log=log)
+        self._drained: bool | None = None
 
     @property
     def pid(self) -> int | None:
@@ -50,7 +56,7 @@ class RouterProcess:
     async def start(self) -> RouterEndpoints:
         """Starts the process and returns when it listens. Raises ClusterError. Call on a thread that lives on."""
         arguments = ["--config-json", json.dumps(to_mapping(self._config)), "--redis-url", self._redis_url]
-        await self._child.start([*self._command, *arguments])
+        await self._child.start([*self._command, *arguments, "--stay"])
         line = await self._child.line()
         endpoints = RouterEndpoints(grpc=line["grpc"], http=line["http"], startup=line.get("startup", {}))
         self._keep_ports(endpoints)
@@ -77,6 +83,28 @@ class RouterProcess:
         await self.start()
         await self.serving()
 
+    async def drain(self, *, timeout_s: float) -> bool:
+        """Has it refuse new requests and end the running ones; True when it did in time. Idempotent.
+
+        From then on it only answers operators, until `stop`.
+        """
+        if self._drained is None:
+            self._drained = await self._drain(timeout_s)
+        return self._drained
+
+    async def _drain(self, timeout_s: float) -> bool:
+        self._child.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.pid is not None and not (await self._child.line()).get("drained"):
+                    pass
+        except ClusterError:
+            return True  # it has ended: no request is left either
+        except TimeoutError:
+            return False
+        return True
+
     async def stop(self, *, timeout_s: float) -> bool:
-        """Drains and ends it; True when it ended by itself. Idempotent."""
-        return await self._child.stop(timeout_s=timeout_s)
+        """Drains for `timeout_s` seconds unless it has, and ends it; True when it ended by itself. Idempotent."""
+        drained = await self.drain(timeout_s=timeout_s)
+        return await self._child.stop(timeout_s=_END_S if drained else 0.0)

@@ -144,6 +144,7 @@ async def run(settings: ProcessSettings, events: ControllerEvents) -> None:
         settings_of=lambda place: worker_settings(settings, place),
         classes=settings.classes,
         gpus=gpus_of_ranks(config),
+        selectors=own_settings.selectors,
     )
     controller = Controller(
         state,

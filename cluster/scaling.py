@@ -31,7 +31,7 @@ class WorkerState(StrEnum):
 class ObservedWorker:
     """One worker that exists. `since_s` is when it came into its state; `load` is its running and waiting sequences.
 
-    `is_placed` says whether a node has taken it.
+    `is_placed` says whether a node has taken it, `waits_for` why none does, where that is known.
     """
 
     worker_id: WorkerId
@@ -41,6 +41,7 @@ class ObservedWorker:
     since_s: float
     load: int = 0
     is_placed: bool = True
+    waits_for: str = ""
 
     @property
     def index(self) -> int:

@@ -87,6 +87,9 @@ def start(
     settings = load_config(config, overrides)
     if hand_over and not settings.registry.redis_url:
         raise ConfigError("a head that hands over needs a Redis that outlives it: give --redis-url", param="redis_url")
+    from tandem.model.native import check_choice
+
+    check_choice()
     if head:
         _check_start(settings, has_router=not no_router, has_workers=not no_workers)
 

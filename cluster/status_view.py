@@ -9,16 +9,15 @@ from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
+from cluster.tables import WIDE, make_table
 from cluster.timeline import data_size
-from cluster.watch_view import ROLES, headline, pool_of, short_transport, state_of
+from cluster.watch_view import ROLES, headline, pool_of, short_transport, state_of, unplaced
 from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, WorkerStatus
 
-_WIDE = 80
-"""Columns from which there is air between those of a table."""
 _FEWEST_CHARS = 8
 _SPEEDS: tuple[tuple[int, tuple[str, ...], int], ...] = (
     (100, ("probed GB/s", "moved GB/s", "probed µs"), 57),
-    (_WIDE, ("probed", "moved", "µs"), 46),
+    (WIDE, ("probed", "moved", "µs"), 46),
     (0, ("GB/s*", "µs*"), 40),
 )
 """Columns of the console, those of the link table that say how quick a link is (*: probed), and what a row of it needs
@@ -42,6 +41,8 @@ def as_data(message: Message) -> dict[str, Any]:
 def print_status(status: ClusterStatus, console: Console, *, verbose: bool = False) -> None:
     """Pools, workers and links; `verbose` adds where workers run and all that the transports negotiated."""
     console.print(headline(status), soft_wrap=True)
+    for waiting in unplaced(status):
+        console.print(waiting, style="yellow", soft_wrap=True)
     console.print(_pool_table(status, console.width))
     console.print(_worker_table(status, console.width))
     if any(worker.links for worker in status.workers):
@@ -49,14 +50,6 @@ def print_status(status: ClusterStatus, console: Console, *, verbose: bool = Fal
     if verbose:
         for line in _details(status):
             console.print(line, markup=False, soft_wrap=True)
-
-
-def make_table(width: int, *columns: str) -> Table:
-    """An empty table without lines, for a console of this width."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2 if width >= _WIDE else 1, 0, 0))
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table
 
 
 def _blocks(workers: list[WorkerStatus]) -> str:

@@ -5,8 +5,10 @@ Two pictures with a time axis each: the request from its arrival, and its prefil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from statistics import median
+from textwrap import wrap
 
 from tandem.rpc.tandem.v1.common_pb2 import MessageTiming, PrefillTimings, TransferTimings
 from tandem.rpc.tandem.v1.inference_pb2 import RequestTimings, Usage
@@ -14,20 +16,45 @@ from tandem.rpc.tandem.v1.inference_pb2 import RequestTimings, Usage
 LEVELS = " ▁▂▃▄▅▆▇█"
 DEFAULT_WIDTH = 60
 _LABEL_WIDTH = 12
+_BESIDE_CELLS = _LABEL_WIDTH + len("││ last byte at 12.3 ms")
+_FEWEST_CELLS = 20
+_MARKS = re.compile("(?<=[·,:]) ")
 _VISIBLE = 1e-6
 """Smaller shares are rounding, not messages."""
 _RATE_BYTES = 16_000_000
 """Below this a transfer's GB/s would say nothing of the link: handing over each small message takes longest."""
 
 
-def render_timeline(timings: RequestTimings, usage: Usage, *, width: int = DEFAULT_WIDTH) -> list[str]:
-    """Lines for one request; bars have `width` cells."""
+def render_timeline(
+    timings: RequestTimings, usage: Usage, *, width: int = DEFAULT_WIDTH, columns: int | None = None
+) -> list[str]:
+    """Lines for one request; bars have `width` cells. In `columns` columns lines that are longer go on in the next
+    one, and bars are shorter where that keeps what is said beside them beside them.
+    """
+    if columns is not None:
+        width = min(width, max(_FEWEST_CELLS, columns - _BESIDE_CELLS))
     lines = [_times_line(timings), *_prefill_lines(timings.prefill)]
     lines += _request_bar(timings, width)
     if timings.prefill.HasField("transfer"):
         lines += _transfer_bars(timings.prefill.transfer, width)
     lines.append(_tokens_line(timings, usage))
-    return lines
+    return lines if columns is None else [part for line in lines for part in _folded(line, columns)]
+
+
+def _folded(line: str, columns: int) -> list[str]:
+    """The line in pieces that fit: cut behind a bar, else behind marks, else between words."""
+    if len(line) <= columns:
+        return [line]
+    bar, mark, note = line.rpartition("│ ")
+    if mark:
+        indent = " " * (_LABEL_WIDTH + 1) if _LABEL_WIDTH + 1 + len(note) <= columns else ""
+        return [bar + "│", *wrap(note, columns, initial_indent=indent, subsequent_indent=indent)]
+    lines = [""]
+    for part in _MARKS.split(line):
+        if lines[-1] and len(lines[-1]) + 1 + len(part) > columns:
+            lines.append(" ")
+        lines[-1] += f" {part}" if lines[-1] else part
+    return [piece for each in lines for piece in wrap(each, columns, subsequent_indent="  ")]
 
 
 def seconds(value: float) -> str:

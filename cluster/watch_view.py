@@ -5,6 +5,7 @@ Rates are differences between the two looks; a worker that was started again in 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.timeline import data_size
+from cluster.timeline import data_size, plural
 from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, LinkStatus, PoolStatus, WorkerStatus
 
 ROLES = ("prefill", "decode")
@@ -77,7 +78,8 @@ def render(before: Look | None, now: Look, *, note: str = "") -> Group:
     head = headline(status)
     if note:
         head.append(f"\n{note}", style="bold yellow")
-    parts: list[RenderableType] = [head, "", _pools(status, measured), "", _workers(status, measured)]
+    parts: list[RenderableType] = [head, *unplaced(status), "", _pools(status, measured), ""]
+    parts.append(_workers(status, measured))
     if any(worker.links for worker in status.workers):
         parts += ["", _links(status, measured)]
     return Group(*parts)
@@ -87,13 +89,30 @@ def headline(status: ClusterStatus) -> Text:
     """The model, how many requests are open, and what is not as usual."""
     head = Text(f"{status.model or 'no model yet'} · {status.num_running_requests} open requests")
     if status.is_draining:
-        head.append(" · shutting down: new requests are refused", style="yellow")
+        head.append(f" · shutting down: new requests are refused{_left(status)}", style="yellow")
     elif not status.has_controller and status.pools:
         head.append(" · no controller: sizes do not change, lost workers are not replaced", style="yellow")
     missing = [pool.role for pool in status.pools if pool.desired and not pool.num_ready]
-    if missing:
+    if missing and not status.is_draining:
         head.append(f" · no {' and no '.join(missing)} worker is ready", style="yellow")
     return head
+
+
+def unplaced(status: ClusterStatus) -> list[Text]:
+    """A line for each pool and reason: workers that no node has room for."""
+    waiting = Counter((w.role, w.waits_for) for w in status.workers if w.waits_for)
+    return [
+        Text(f"{role}: {plural(count, 'worker')} {'waits' if count == 1 else 'wait'} for a node with room: {why}")
+        for (role, why), count in waiting.items()
+    ]
+
+
+def _left(status: ClusterStatus) -> str:
+    """What a cluster that shuts down still does."""
+    if status.num_running_requests:
+        return ", running ones may finish"
+    left = [worker.worker_id for worker in status.workers]
+    return f", none is left; {', '.join(left)} still to end" if left else ", none is left"
 
 
 def state_of(worker: WorkerStatus) -> str:
@@ -178,6 +197,7 @@ def line(before: Look | None, now: Look) -> str:
         used = blocks - sum(w.num_free_blocks for w in workers)
         wanted = f"/{pool.desired}" if any(p.role == role for p in status.pools) else ""
         draining = f", {pool.num_draining} draining" if pool.num_draining else ""
+        draining += f", {pool.num_unplaced} without room" if pool.num_unplaced else ""
         tokens = _rate(measured.of_pool(workers))
         parts.append(f"{role} {pool.num_ready}{wanted} ready{draining}, {used}/{blocks} blocks, {tokens} tokens/s")
     if measured.link_bytes:

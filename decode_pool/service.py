@@ -147,6 +147,10 @@ class DecodeService(worker_pb2_grpc.DecodeWorkerServicer, WorkerControl):
         """Forgets the names of blocks that no request uses; how many."""
         return await self.worker.write_back.clear()
 
+    def end_requests(self) -> None:
+        """Ends those that have not ended, with an error that says why."""
+        self.worker.end_requests()
+
     async def close(self) -> None:
         """Ends everything that still runs and frees all memory."""
         await self.worker.close()

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from decode_pool.batch import NO_TOKEN, slice_of
 from decode_pool.block_moves import move_blocks
 from decode_pool.leg import Leg, timings_of
 from decode_pool.plan import DecodeOutput, DecodePlan, DecodeStep
@@ -36,7 +37,7 @@ from tandem.errors import (
 from tandem.kv.block_copies import BlockCopies
 from tandem.kv.prefix_pool import PrefixPool
 from tandem.model.choice import Choice, check_token_ids, dead_end, make_choices
-from tandem.model.executor import Executor, SequenceSlice
+from tandem.model.executor import Executor
 from tandem.model.grammar import CompiledGrammar
 from tandem.observability.worker_metrics import DecodeMetrics
 from tandem.rpc.convert import check_prefix, decoded_token_to_proto, handoff_id_from_wire
@@ -174,10 +175,14 @@ class DecodeWorker:
         """Returns when no leg and no handoff is left."""
         await self._idle.wait()
 
+    def end_requests(self) -> None:
+        """Ends what has not ended: the worker shuts down."""
+        for leg in list(self._legs.values()):
+            self.fail(leg, WorkerUnavailable(f"{self.worker_id} is stopping: it shut down before the request ended"))
+
     async def close(self) -> None:
         """Aborts what is left, ends threads, frees the cache."""
-        for leg in list(self._legs.values()):
-            self.fail(leg, WorkerUnavailable(f"{self.worker_id} is stopping"))
+        self.end_requests()
         try:
             async with asyncio.timeout(self._lease_s):
                 await self._idle.wait()
@@ -365,10 +370,10 @@ class DecodeWorker:
             return []
         choices = [self._choice_of(step) for step in plan.steps]
         outputs = self.executor.execute(
-            [_slice_of(step, choice) for step, choice in zip(plan.steps, choices, strict=True)]
+            [slice_of(step, choice) for step, choice in zip(plan.steps, choices, strict=True)]
         )
         self.metrics.iteration(time.monotonic() - now, num_sequences=len(plan.steps))
-        tokens = [output.tokens[0] if output.tokens else _NO_TOKEN for output in outputs]
+        tokens = [output.tokens[0] if output.tokens else NO_TOKEN for output in outputs]
         for step, choice, token in zip(plan.steps, choices, tokens, strict=True):
             if choice is not None and not choice.append(token.token_id):
                 self._soon(self.abort, step.request.request_id, dead_end())
@@ -384,16 +389,3 @@ class DecodeWorker:
         self.num_tokens += len(tokens)
         self.write_back.changed()
         return lambda: self._soon(self._on_outputs, outputs)
-
-
-_NO_TOKEN = SampledToken(token_id=0)
-"""Of a step that nobody waits for."""
-
-
-def _slice_of(step: DecodeStep, choice: Choice | None) -> SequenceSlice:
-    return SequenceSlice(
-        token_ids=(step.token_id,),
-        num_computed=step.num_computed,
-        block_ids=step.block_ids,
-        choices=() if choice is None else (choice,),
-    )

@@ -181,10 +181,14 @@ class PrefillWorker:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    def end_requests(self) -> None:
+        """Ends what has not ended: the worker shuts down."""
+        for job in list(self._jobs.values()):
+            self.fail(job, WorkerUnavailable(f"{self.worker_id} is stopping: it shut down before the request ended"))
+
     async def close(self) -> None:
         """Aborts what is left, ends threads and links, frees the cache."""
-        for job in list(self._jobs.values()):
-            self.fail(job, WorkerUnavailable(f"{self.worker_id} is stopping"))
+        self.end_requests()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._limits.lease_s)
         await self.store.end_fetches()
@@ -353,9 +357,7 @@ class PrefillWorker:
             first, job.num_blocks_computed = job.num_blocks_computed, blocks_after(chunk, self._block_size)
             if job.handoff is not None and job.num_blocks_computed > first:
                 num_blocks = job.num_blocks_computed - first
-                sized = sized_chunk(
-                    chunk, self._share, num_blocks=num_blocks, token_s=token_s, layer_s=layer_s
-                )
+                sized = sized_chunk(chunk, self._share, num_blocks=num_blocks, token_s=token_s, layer_s=layer_s)
                 shipments.add(job.handoff, sized, first_block=first, num_blocks=num_blocks, block_ids=chunk.block_ids)
 
         def on_layer(layer: int) -> None:

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from router.cache_admin import CacheAdmin
 from router.dispatcher import WorkerDispatcher
 from tandem.errors import InvalidRequest, RequestNotFound, WorkerUnavailable
-from tandem.pool_state import MAX_POOL_SIZE, DesiredState, PoolState
+from tandem.pool_state import MAX_POOL_SIZE, DesiredState, PoolState, SeenWorker
 from tandem.rpc.tandem.v1 import inference_pb2
 from tandem.types import Role, WorkerId
 
@@ -68,9 +68,12 @@ class PoolAdmin:
         except RedisError:
             return status
         for absent in self._dispatcher.tracker.absent():
-            state = "starting" if absent.state == "starting" else "lost"
             status.workers.add(
-                worker_id=absent.worker_id, role=absent.role, state=state, generation=absent.generation
+                worker_id=absent.worker_id,
+                role=absent.role,
+                state=_state_of(absent),
+                generation=absent.generation,
+                waits_for=absent.waits_for,
             )
         for role in Role:
             pool = desired.pool(role)
@@ -81,8 +84,16 @@ class PoolAdmin:
                 generation=0 if pool is None else pool.generation,
                 num_ready=sum(worker.state == "ready" for worker in workers),
                 num_draining=sum(worker.state == "draining" for worker in workers),
+                num_unplaced=sum(bool(worker.waits_for) for worker in workers),
             )
         return status
+
+
+def _state_of(absent: SeenWorker) -> str:
+    """Of a worker that is not registered."""
+    if absent.state != "starting":
+        return "lost"
+    return "waiting" if absent.waits_for else "starting"
 
 
 def _sizes(desired: DesiredState) -> inference_pb2.PoolSizes:

@@ -49,6 +49,7 @@ class RunningRouter:
         self._lingering = lingering
         self._linger_s = linger_s
         self._health = asyncio.create_task(self._follow_readiness(), name="router health")
+        self._draining: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
     @property
@@ -71,16 +72,26 @@ class RunningRouter:
         """Where health checks alone are answered; empty when nowhere."""
         return "" if self._health_port is None else self._health_port.address
 
-    async def stop(self, grace_s: float) -> None:
-        """Lingers, refuses new requests, lets running ones end for `grace_s` seconds, ends the rest, closes both.
+    async def drain(self, grace_s: float) -> None:
+        """Lingers, refuses new requests, lets running ones end for `grace_s` seconds, ends the rest. Idempotent.
 
-        Idempotent.
+        Both ports still answer: that it is shutting down, and what operators ask.
         """
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(grace_s), name="router drain")
+        await asyncio.shield(self._draining)
+
+    async def stop(self, grace_s: float) -> None:
+        """Drains, then closes both ports. Idempotent."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(grace_s), name="router stop")
         await asyncio.shield(self._stopping)
 
     async def _stop(self, grace_s: float) -> None:
+        await self.drain(grace_s)
+        await asyncio.gather(self._rpc.stop(_LAST_WORDS_S), self._http.stop(_LAST_WORDS_S))
+
+    async def _drain(self, grace_s: float) -> None:
         self._health.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._health
@@ -88,7 +99,6 @@ class RunningRouter:
         self._lingering.closing = True
         await asyncio.sleep(self._linger_s)
         await self.frontend.drain(grace_s)
-        await asyncio.gather(self._rpc.stop(_LAST_WORDS_S), self._http.stop(_LAST_WORDS_S))
 
     async def _follow_readiness(self) -> None:
         """gRPC health is pushed to its watchers, and the dispatcher announces nothing: so look, and tell changes."""

@@ -314,7 +314,7 @@ class Frontend:
                 await self._idle.wait()
         except TimeoutError:
             for slot in list(self._slots.values()):
-                slot.end(WorkerUnavailable("the router is shutting down"))
+                slot.end(WorkerUnavailable("the router is shutting down; the time for running requests is over"))
             await self._idle.wait()
 
     def _check(self, prompt: Prompt, options: SamplingOptions, request_id: str) -> ServedModel:

@@ -14,7 +14,7 @@ from router.openai_messages import served_messages
 from router.openai_types import parse_body
 from router.prompt import Conversation, Prompt
 from router.sse import read_body
-from router.template_use import TemplateUse
+from router.template_use import TemplateUse, told_variables
 from router.validation import check_token_ids
 from tandem.errors import InvalidRequest
 
@@ -31,6 +31,7 @@ class TokenizeBody(BaseModel):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     return_token_strs: bool = False
 
     @model_validator(mode="before")
@@ -55,7 +56,7 @@ class TokenizeBody(BaseModel):
             template=TemplateUse(
                 begins_answer=self.add_generation_prompt,
                 continues_last=self.continue_final_message,
-                variables=self.chat_template_kwargs or {},
+                variables=told_variables(self.chat_template_kwargs, self.reasoning_effort),
             ),
         )
 

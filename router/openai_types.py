@@ -16,7 +16,7 @@ from router.openai_chat import Message, NamedTool, ToolBody, tool_use
 from router.openai_forms import ResponseFormat, StructuredOutputs
 from router.openai_messages import served_messages
 from router.prompt import Conversation, Prompt
-from router.template_use import TemplateUse
+from router.template_use import TemplateUse, told_variables
 from router.validation import SamplingOptions
 from tandem.errors import InvalidRequest
 from tandem.types import MAX_CHOICES, Grammar
@@ -225,9 +225,7 @@ class ChatBody(_Body):
         return [Conversation(messages=messages, tools=use, template=self._template())]
 
     def _template(self) -> TemplateUse:
-        variables = dict(self.chat_template_kwargs or {})
-        if self.reasoning_effort is not None:
-            variables["reasoning_effort"] = self.reasoning_effort
+        variables = told_variables(self.chat_template_kwargs, self.reasoning_effort)
         continues = bool(self.continue_final_message)
         if continues and self.add_generation_prompt:
             raise InvalidRequest(

@@ -1,6 +1,7 @@
 """A router's life as a process: health at once, then tokenizer and servers, then requests until a signal.
 
-SIGTERM and SIGINT drain; a second one ends the process at once.
+SIGTERM and SIGINT drain; a second one ends the process at once. Below a launcher a router that has drained still
+answers operators until the next signal: workers are being ended meanwhile.
 """
 
 from __future__ import annotations
@@ -53,19 +54,29 @@ class RouterEvents:
     def serving(self, model: ServedModel | None) -> None:
         """Requests will be served, by `model` if it is still there. Once."""
 
+    def drained(self) -> bool:
+        """No request is left. Whether to stay for operators until one more signal; with this one, no."""
+        return False
 
-def _stop_on_signals() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; the second one ends the process. Before this is called the first one does."""
-    stopping = asyncio.Event()
 
-    def on_signal(number: int) -> None:
-        if stopping.is_set():
+class _Signals:
+    """Takes SIGTERM and SIGINT from now on; before, the first one ends the process."""
+
+    def __init__(self) -> None:
+        self.stopping = asyncio.Event()
+        """Set by the first."""
+        self.ending = asyncio.Event()
+        """Set by the first one after the drain; during it, another one ends the process."""
+        self.is_drained = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._take, number)
+
+    def _take(self, number: int) -> None:
+        if self.is_drained:
+            self.ending.set()
+        elif self.stopping.is_set():
             os._exit(128 + number)
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
-    return stopping
+        self.stopping.set()
 
 
 async def run_router(config: ClusterConfig, *, redis_url: str, events: RouterEvents) -> None:
@@ -152,7 +163,7 @@ async def _serve(
     serving: asyncio.Event,
     events: RouterEvents,
 ) -> None:
-    stopping = _stop_on_signals()
+    signals = _Signals()
     try:
         events.bound(
             BoundRouter(
@@ -162,7 +173,11 @@ async def _serve(
                 startup=startup,
             )
         )
-        await _until_stopped(router, serving, stopping, events)
+        await _until_stopped(router, serving, signals.stopping, events)
+        await router.drain(config.drain_timeout_s)
+        signals.is_drained = True
+        if events.drained():
+            await signals.ending.wait()
     finally:
         await router.stop(config.drain_timeout_s)
 

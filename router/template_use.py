@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,11 +42,19 @@ class TemplateUse:
 PLAIN_USE = TemplateUse()
 
 
-def check_variables(variables: Mapping[str, Any], template: str) -> None:
-    """Raises InvalidRequest for what is not the client's to set, and for what the template would ignore."""
+def told_variables(chat_template_kwargs: Mapping[str, Any] | None, reasoning_effort: str | None) -> dict[str, Any]:
+    """What a request tells the template: its `reasoning_effort` is one of the variables."""
+    variables = dict(chat_template_kwargs or {})
+    if reasoning_effort is not None:
+        variables["reasoning_effort"] = reasoning_effort
+    return variables
+
+
+def check_variables(variables: Mapping[str, Any], known: AbstractSet[str]) -> None:
+    """Raises InvalidRequest for what is not the client's to set, and for what a template that reads `known` ignores."""
     for name in variables:
         param = "reasoning_effort" if name == "reasoning_effort" else "chat_template_kwargs"
         if name in _OURS or not _NAME.fullmatch(name):
             raise InvalidRequest(f"{param}: {name!r} cannot be set there", param=param)
-        if not re.search(rf"\b{name}\b", template):
+        if name not in known:
             raise InvalidRequest(f"{param}: this model's chat template knows no {name!r}", param=param)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from router.detokenizer import Detokenizer, Vocabulary
 from router.template_use import PLAIN_USE, TemplateUse, check_variables
+from router.template_variables import template_variables
 from router.tools import OPEN, Tool, ToolFormat, told_as_text
 from tandem.errors import InvalidRequest, ModelLoadError
 
@@ -77,7 +78,7 @@ class ChatTokenizer:
         """
         if not self._template_owner.chat_template:
             raise InvalidRequest("this model has no chat template; send the prompt as text", param="messages")
-        check_variables(use.variables, self._template)
+        self._check_variables(use.variables)
         given = [tool.as_openai() for tool in tools] or None
         if "tools" in self._template:
             told = [dict(message) for message in messages]
@@ -95,6 +96,15 @@ class ChatTokenizer:
         except (TemplateError, TypeError, ValueError) as exc:
             raise InvalidRequest(f"the chat template refuses the messages: {exc}", param="messages") from exc
         return str(rendered)
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        if not variables:
+            return
+        try:
+            known = template_variables(self._template)
+        except TemplateError as exc:
+            raise InvalidRequest(f"the chat template cannot be read: {exc}", param="chat_template_kwargs") from exc
+        check_variables(variables, known)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = (), use: TemplateUse = PLAIN_USE

@@ -64,6 +64,8 @@ class SeenWorker:
     role: Role
     state: SeenState
     generation: int = 0
+    waits_for: str = ""
+    """Why no node has room for it; empty for others."""
 
 
 class PoolState:
@@ -192,4 +194,5 @@ def _seen_worker(values: dict[str, Any]) -> SeenWorker:
         role=Role(values["role"]),
         state=values["state"],
         generation=int(values["generation"]),
+        waits_for=str(values.get("waits_for", "")),
     )

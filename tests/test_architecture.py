@@ -114,6 +114,7 @@ PURE = (
     "router/admission.py",
     "router/stop_strings.py",
     "cluster/placement.py",
+    "cluster/room.py",
     "cluster/scaling.py",
     "cluster/store_plan.py",
     "cluster/pool_memory.py",

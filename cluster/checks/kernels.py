@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from cluster.checks.finding import Finding, Reporter, Settings
+from tandem.errors import ConfigError
 
 
 def check_kernels(settings: Settings) -> list[Finding]:
     """The kernels, or why torch does their work."""
-    from tandem.model.native import VARIABLE, kernels, why_missing
+    from tandem.model.native import CHOICES, VARIABLE, kernels, why_missing
 
     report = Reporter("kernels")
-    found = kernels()
+    try:
+        found = kernels()
+    except ConfigError as exc:
+        return report.problem(exc.message, f"unset {VARIABLE}, or set it to {', '.join(CHOICES)}")
     if found is not None:
         return report.ok(f"our own, for {found.ISA}")
     reason = why_missing()

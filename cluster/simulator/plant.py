@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from cluster.simulator.cost_model import DeviceSpec, ModelCost, Work, WorkerCost
@@ -12,6 +13,16 @@ from tandem.errors import ConfigError
 
 _BATCH_TOKENS = 2048
 _BATCH_SEQUENCES = 256
+_SUITED = (
+    "prefill.num_blocks",
+    "prefill.max_batch_tokens",
+    "prefill.ticket_lookahead_tokens",
+    "prefill.ageing_tokens_per_s",
+    "decode.num_blocks",
+    "decode.max_batch_sequences",
+    "router.max_running_requests",
+)
+"""What `config_for` sets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,3 +103,19 @@ def config_for(model: ModelCost, device: DeviceSpec, base: ClusterConfig) -> Clu
     num_workers = prefill.num_workers + decode.num_workers
     most = max(base.router.max_running_requests, 2 * _BATCH_SEQUENCES * num_workers)
     return replace(base, prefill=prefill, decode=decode, router=replace(base.router, max_running_requests=most))
+
+
+def left_out(config: ClusterConfig, said: AbstractSet[str], *, suited: ClusterConfig) -> tuple[str, ...]:
+    """Fields that a configuration does not set (`said` are those that it does) and that another one, which suits the
+    device, has otherwise: each with the default that a live cluster takes, too, and what would suit.
+    """
+    return tuple(
+        f"{name} {taken:,g} ({better:,g})"
+        for name in _SUITED
+        if name not in said and (taken := _value(config, name)) != (better := _value(suited, name))
+    )
+
+
+def _value(config: ClusterConfig, name: str) -> float:
+    section, _, key = name.partition(".")
+    return float(getattr(getattr(config, section), key))

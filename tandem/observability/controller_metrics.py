@@ -39,6 +39,12 @@ class ControllerMetrics(MetricSet):
             unit="workers",
             labels=("role",),
         )
+        self._unplaced = self.gauge(
+            "tandem_controller_unplaced_workers",
+            "Workers that are wanted and that no node has room for.",
+            unit="workers",
+            labels=("role",),
+        )
         self._generation = self.gauge(
             "tandem_controller_pool_generation",
             "Restarts of a pool that were asked for so far.",
@@ -59,11 +65,14 @@ class ControllerMetrics(MetricSet):
         )
         self._lease = self.gauge("tandem_controller_lease_held", "1 while this controller acts, 0 while another does.")
 
-    def pool(self, role: Role, *, desired: int, ready: int, draining: int, generation: int = 0) -> None:
+    def pool(
+        self, role: Role, *, desired: int, ready: int, draining: int, unplaced: int = 0, generation: int = 0
+    ) -> None:
         """A pool as it is now."""
         self._desired.labels(role=role).set(desired)
         self._ready.labels(role=role).set(ready)
         self._draining.labels(role=role).set(draining)
+        self._unplaced.labels(role=role).set(unplaced)
         self._generation.labels(role=role).set(generation)
 
     def action(self, kind: str) -> None:

@@ -32,6 +32,8 @@ from tandem.types import Epoch, Role, WorkerId
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_LAST_WORDS_S = 1.0
+"""Time that ended requests have to tell the router so."""
 
 
 StartRank = Callable[[str, dict[str, Any]], None]
@@ -128,6 +130,9 @@ class HostedWorker(Protocol):
 
     async def wait_idle(self) -> None:
         """Returns when nothing runs, waits or moves."""
+
+    def end_requests(self) -> None:
+        """Ends those that have not ended, with an error that says why: the worker is about to close."""
 
     async def close(self) -> None:
         """Ends everything that still runs and frees all memory."""
@@ -276,8 +281,11 @@ class WorkerHost:
                 await self._registry.remove(self._record.worker_id)
             except RedisError as exc:
                 logger.warning("registration not removed, Redis is away: %s", exc)
+        if self._worker is not None:
+            self._worker.start_draining()
+            self._worker.end_requests()
         if self._server is not None:
-            await self._server.stop(0.0)
+            await self._server.stop(_LAST_WORDS_S)
         if self._metrics is not None:
             await self._metrics.stop()
         if self._worker is not None:

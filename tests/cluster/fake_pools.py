@@ -21,6 +21,7 @@ class FakeWorker:
     has_actor: bool = True
     is_up: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None
+    waits_for: str = ""
 
 
 class FakePools:
@@ -37,19 +38,26 @@ class FakePools:
         self.is_broken = False
         self.is_away = False
         self.most = 0
+        self.no_room = ""
+        """Why new workers find none."""
 
     async def find(self) -> list[FoundWorker]:
         if self.is_away:
             raise ClusterError("Ray does not answer")
         return [
-            FoundWorker(placement=worker.placement, has_actor=worker.has_actor, is_placed=True)
+            FoundWorker(
+                placement=worker.placement,
+                has_actor=worker.has_actor,
+                is_placed=not worker.waits_for,
+                waits_for=worker.waits_for,
+            )
             for worker in self.workers.values()
         ]
 
     async def start(self, placement: WorkerPlacement) -> WorkerInfo:
         assert placement.worker_id not in self.workers
         self.log.append(f"start {placement.worker_id}")
-        self.workers[placement.worker_id] = FakeWorker(placement)
+        self.workers[placement.worker_id] = FakeWorker(placement, waits_for=self.no_room)
         self.most = max(self.most, len(self.workers))
         return await self.wait_ready(placement.worker_id)
 

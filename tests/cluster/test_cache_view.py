@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from cluster.cache_view import print_prefixes, print_stats
@@ -35,3 +36,50 @@ def test_tables_have_short_ids_of_nodes_and_say_what_a_disk_tiers_size_is() -> N
     assert text.count("5f5f5f5f") == 3
     assert "prefix_store.disk_bytes" in text
     assert "loads" in text
+
+
+def busy_stats() -> inference_pb2.CacheStats:
+    """Two nodes with counts of many digits, and three workers."""
+    counts = {"num_pinned": 120, "num_hits": 123456, "num_misses": 23456, "num_evictions": 12345, "num_damaged": 7}
+    sizes = {"num_blocks": 12034, "capacity_blocks": 40000, "num_bytes": 12 * 10**9, "capacity_bytes": 45 * 10**9}
+    tiers = [inference_pb2.TierCache(tier=tier, **sizes, **counts) for tier in ("host", "disk", "remote")]
+    nodes = [inference_pb2.NodeCache(node=28 * digits, tiers=tiers) for digits in ("5f", "3c")]
+    device = inference_pb2.DeviceTier(num_named_blocks=23456, num_cached_blocks=12345, num_evictions=123456)
+    workers = [
+        inference_pb2.WorkerCache(worker_id=name, state="unreachable", num_blocks=40000, device=device)
+        for name in ("prefill-0", "decode-0", "decode-1")
+    ]
+    return inference_pb2.CacheStats(nodes=nodes, workers=workers, is_enabled=True, has_stores=True)
+
+
+def shown(width: int) -> list[str]:
+    block = inference_pb2.CachedPrefix(
+        block=16 * "0f", num_tokens=32000, num_uses=1234, tenant=8 * "2d", nodes=[28 * "5f", 28 * "3c"], is_pinned=True
+    )
+    console = Console(width=width, record=True, file=StringIO())
+    print_stats(busy_stats(), console)
+    print_prefixes(inference_pb2.CachedPrefixes(prefixes=[block]), console)
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_terminal_has_every_heading_and_number_whole(width: int) -> None:
+    lines = shown(width)
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    assert set(" ".join(shown(160)).split()) <= set(words)
+    assert not any("…" in word for word in words)
+
+
+def test_each_part_of_a_table_that_was_cut_in_two_names_its_rows() -> None:
+    rows = [line.split()[:2] for line in shown(80) if line.startswith(("5f5f", "3c3c"))]
+    names = [[node, tier] for node in ("5f5f5f5f", "3c3c3c3c") for tier in ("host", "disk", "remote")]
+    assert rows == names + names
+
+
+def test_a_wide_terminal_has_one_table_of_each_kind() -> None:
+    assert [line.split()[0] for line in shown(160) if line.startswith(("node ", "worker ", "block "))] == [
+        "node",
+        "worker",
+        "block",
+    ]

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.checks.finding import Finding, Settings, State
-from cluster.checks.table import CHECKS, CheckSpec
+from cluster.checks.table import CHECKS, CheckSpec, choose
 from cluster.cli import app
+from cluster.display import CheckProgress
 from cluster.doctor import as_data, print_findings, run_checks
 from cluster.embedded_redis import EmbeddedRedis
 from tandem.config import ClusterConfig, from_mapping
@@ -119,8 +121,49 @@ def test_findings_are_shown_with_their_advice_and_counted() -> None:
     text = console.export_text()
     assert "[odd]" in text
     assert "→ look" in text
-    assert text.rstrip().endswith("1 ok, 1 warning")
+    assert text.rstrip().endswith("2 findings of 2 checks: 1 ok, 1 warning")
     assert as_data(findings)["problem"] is False
+
+
+def test_a_check_may_find_several_things_and_counts_once_as_a_check() -> None:
+    findings = [Finding(check="model", state=State.OK, found=found) for found in ("it is here", "it fits")]
+    console = Console(width=80, record=True, file=StringIO())
+    print_findings(findings, console)
+    assert console.export_text().rstrip().endswith("2 findings of 1 check: 2 ok")
+
+
+def test_progress_says_how_many_checks_are_done_and_which_run() -> None:
+    page = StringIO()
+    heard: list[str] = []
+    with CheckProgress(Console(file=page, force_terminal=True, width=80), total=3) as progress:
+        for told in (progress.started, progress.done):
+            told("model")
+            heard.append(str(progress))
+        progress.started("ray")
+        progress.started("redis")
+        heard.append(str(progress))
+        progress.done("ray")
+        heard.append(str(progress))
+    assert heard == [
+        "0 of 3 checks done, now model",
+        "1 of 3 checks done",
+        "1 of 3 checks done, now ray and redis",
+        "2 of 3 checks done, now redis",
+    ]
+    assert "2 of 3 checks done, now redis" in page.getvalue()
+
+
+def test_every_check_is_announced_before_it_is_over() -> None:
+    told: list[tuple[str, str]] = []
+    settings = Settings(config=ClusterConfig())
+    run_checks(
+        settings,
+        choose(["clock", "cores"]),
+        on_start=lambda name: told.append(("started", name)),
+        on_done=lambda name: told.append(("done", name)),
+    )
+    assert sorted(told) == [(word, name) for word in ("done", "started") for name in ("clock", "cores")]
+    assert all(told.index(("started", name)) < told.index(("done", name)) for name in ("clock", "cores"))
 
 
 # --- broken inputs
@@ -236,6 +279,15 @@ def test_kernels_are_named_with_the_processor_they_are_for() -> None:
     (finding,) = run_one("kernels")
     assert finding.state is State.OK
     assert any(isa in finding.found for isa in ("avx2", "avx512", "base"))
+
+
+def test_kernels_that_there_are_not_are_a_problem_that_names_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TANDEM_KERNELS", "avx512")
+    (finding,) = run_one("kernels")
+    assert finding.state is State.PROBLEM
+    assert finding.found == "TANDEM_KERNELS must be torch, base, avx2 or not set, got 'avx512'"
 
 
 def test_kernels_that_are_switched_off_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

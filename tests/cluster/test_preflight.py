@@ -32,6 +32,21 @@ def test_what_can_be_started_is_let_through() -> None:
     check_start(ClusterConfig(router=make_router()))
 
 
+@pytest.mark.parametrize("chosen", ["avx512", "best", "Torch"])
+def test_kernels_that_there_are_not_are_refused_with_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    monkeypatch.setenv("TANDEM_KERNELS", chosen)
+    with pytest.raises(ConfigError, match=f"TANDEM_KERNELS must be torch, base, avx2 or not set, got '{chosen}'"):
+        check_start(ClusterConfig(router=make_router()))
+
+
+@pytest.mark.parametrize("chosen", ["torch", "base", "avx2", ""])
+def test_kernels_that_there_are_are_let_through(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    monkeypatch.setenv("TANDEM_KERNELS", chosen)
+    check_start(ClusterConfig(router=make_router()))
+
+
 @pytest.mark.parametrize(
     ("pool", "named"),
     [

@@ -79,6 +79,20 @@ def test_a_cluster_is_simulated_as_it_is_configured(tmp_path: Path) -> None:
     assert "300 and 300 a worker; 512 tokens a prefill iteration" in out
 
 
+def test_defaults_that_a_configuration_leaves_out_are_named_with_what_would_suit_the_device(tmp_path: Path) -> None:
+    config = tmp_path / "cluster.yaml"
+    config.write_text("prefill: {num_blocks: 30000}\ndecode: {max_batch_sequences: 256}\ncluster: rack\n")
+    status, _, err = invoke(*FEW, "--config", str(config), "--model", "llama-3.1-8b")
+    assert status == 0
+    [line] = [line for line in err.splitlines() if "leaves out" in line]
+    assert f"{config} leaves out, and a live cluster takes too (in brackets what suits h100): " in line
+    assert "prefill.max_batch_tokens 512 (2,048)" in line
+    assert "decode.num_blocks 2,048 (" in line
+    assert "prefill.num_blocks" not in line
+    assert "decode.max_batch_sequences" not in line
+    assert "leaves out" not in invoke(*FEW)[2]
+
+
 def test_a_configuration_that_the_device_could_not_hold_is_simulated_with_a_word(tmp_path: Path) -> None:
     config = tmp_path / "cluster.yaml"
     config.write_text("decode: {tensor_parallel: 2}\n")

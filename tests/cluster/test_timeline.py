@@ -91,6 +91,23 @@ def test_a_small_transfer_says_how_long_a_message_takes_and_no_rate() -> None:
     assert "GB/s" not in text
 
 
+@pytest.mark.parametrize("columns", [40, 60, 78, 100])
+def test_in_a_narrow_terminal_every_line_fits_and_every_word_is_there(columns: int) -> None:
+    usage = Usage(prompt_tokens=1800, completion_tokens=41)
+    lines = render_timeline(make_timings(), usage, columns=columns)
+    assert max(map(len, lines)) <= columns
+    unbounded = [line for line in render_timeline(make_timings(), usage) if "│" not in line]
+    assert set(" ".join(unbounded).split()) <= set(" ".join(lines).split())
+    bars = [line.split("│")[1] for line in lines if "│" in line]
+    assert len(bars) == 4
+    assert len({len(cells) for cells in bars}) == 1
+
+
+def test_in_a_wide_terminal_nothing_is_cut() -> None:
+    usage = Usage(prompt_tokens=1800, completion_tokens=41)
+    assert render_timeline(make_timings(), usage, columns=158) == render_timeline(make_timings(), usage)
+
+
 def test_empty_timings_do_not_fail() -> None:
     assert render_timeline(RequestTimings(), Usage())
 

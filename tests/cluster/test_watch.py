@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from cluster.pool_wait import describe
 from cluster.status_view import print_status
 from cluster.watch import LineScreen, LiveScreen, watch
-from cluster.watch_view import Look, bar, line, rates, render
+from cluster.watch_view import Look, bar, headline, line, rates, render
 from tandem.rpc.tandem.v1.inference_pb2 import ClusterStatus, LinkStatus, PoolStatus, WorkerStatus
 from tests.router_harness import running, saying
 
@@ -195,6 +196,36 @@ def test_a_router_that_shuts_down_says_so() -> None:
     console = Console(width=150, record=True, file=StringIO())
     print_status(now.status, console)
     assert all("shutting down" in text for text in (drawn(None, now), console.export_text(), line(None, now)))
+
+
+@pytest.mark.parametrize(
+    ("num_running", "workers", "said"),
+    [
+        (3, ["prefill-0", "decode-0"], "3 open requests · shutting down: new requests are refused, running ones may"),
+        (0, ["prefill-0", "decode-0"], "new requests are refused, none is left; prefill-0, decode-0 still to end"),
+        (0, [], "new requests are refused, none is left"),
+    ],
+)
+def test_a_cluster_that_shuts_down_says_what_is_still_there(num_running: int, workers: list[str], said: str) -> None:
+    left = [WorkerStatus(worker_id=worker_id, role=worker_id.partition("-")[0]) for worker_id in workers]
+    status = make_status(is_draining=True, num_running_requests=num_running, workers=left)
+    assert said in headline(status).plain
+
+
+def test_workers_that_no_node_has_room_for_are_counted_with_their_reason() -> None:
+    why = "too few free GPUs on the nodes"
+    waiting = [
+        WorkerStatus(worker_id=f"decode-{n}", role="decode", state="waiting", waits_for=why) for n in range(2)
+    ]
+    status = make_status(workers=waiting, pools=[PoolStatus(role="decode", desired=2, num_unplaced=2)])
+    said = f"decode: 2 workers wait for a node with room: {why}"
+    console = Console(width=150, record=True, file=StringIO())
+    print_status(status, console)
+    now = Look(status=status, at_s=0.0)
+    assert said in console.export_text()
+    assert said in drawn(None, now)
+    assert "2 without room" in line(None, now)
+    assert describe(status.pools[0]) == "decode: 0 of 2 ready, 2 wait for a node with room"
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name in ("--config-json", "--redis-url", "--ready-fd"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--stay", action="store_true")  # it has nothing to say after its drain
     arguments = parser.parse_args()
     config = json.loads(arguments.config_json)
     if config["cluster"] == "broken-router":

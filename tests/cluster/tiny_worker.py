@@ -50,6 +50,9 @@ class TinyHosted:
     async def wait_idle(self) -> None:
         await asyncio.sleep(DRAIN_S)
 
+    def end_requests(self) -> None:
+        return None
+
     async def close(self) -> None:
         return None
 

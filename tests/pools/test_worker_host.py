@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,16 +19,20 @@ from cluster.embedded_redis import EmbeddedRedis
 from decode_pool.actor import DecodeActor
 from prefill_pool.actor import PrefillActor
 from tandem.config import from_mapping, to_mapping
-from tandem.errors import ModelLoadError
+from tandem.errors import ModelLoadError, TandemError, WorkerUnavailable
 from tandem.key_source import KEY_VARIABLE
 from tandem.registry import Registry, WorkerRecord
 from tandem.rpc.authentication import SignedChannel
 from tandem.rpc.client import open_channel
+from tandem.rpc.convert import decode_request_to_proto, prefill_request_to_proto
+from tandem.rpc.status import from_rpc_error
 from tandem.rpc.tandem.v1 import worker_pb2, worker_pb2_grpc
-from tests.factories import CLUSTER_KEY
+from tandem.types import HandoffId
+from tests.factories import CLUSTER_KEY, make_request
 from tests.pair import BLOCK_SIZE
 
 Actor = type[PrefillActor] | type[DecodeActor]
+HANDOFF = 32 * "a"
 ACTORS: list[Actor] = [PrefillActor, DecodeActor]
 
 
@@ -161,6 +167,53 @@ def test_a_worker_stops_though_redis_is_away(gqa: Path) -> None:
             await asyncio.to_thread(actor.stop)
 
     asyncio.run(away())
+
+
+async def first_error(actor: PrefillActor | DecodeActor, silent: str) -> TandemError:
+    """Of a request that has not ended when its worker is stopped; `silent` is where a peer listens and says nothing."""
+    ready = await asyncio.to_thread(actor.ready)
+    request = make_request(num_prompt_tokens=20, max_tokens=8)
+    began = asyncio.Event()
+
+    async def run(channel: SignedChannel) -> None:
+        if isinstance(actor, DecodeActor):
+            message = decode_request_to_proto(request, now=time.monotonic(), handoff_id=HandoffId(HANDOFF))
+            async for _ in worker_pb2_grpc.DecodeWorkerStub(channel).Decode(message):
+                began.set()
+        else:
+            target = worker_pb2.HandoffTarget(
+                handoff_id=HANDOFF, decode_worker_id="decode-0", decode_address=silent, decode_epoch=1
+            )
+            message = prefill_request_to_proto(request, now=time.monotonic(), handoff=target)
+            began.set()
+            async for _ in worker_pb2_grpc.PrefillWorkerStub(channel).Prefill(message):
+                pass
+
+    async with signed_channel(ready["address"]) as channel:
+        running = asyncio.create_task(run(channel))
+        await asyncio.wait({running, asyncio.create_task(began.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0.2)
+        assert not await asyncio.to_thread(actor.drain, 0.2)
+        await asyncio.to_thread(actor.stop)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await running
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+    return from_rpc_error(ended.value)
+
+
+@pytest.mark.parametrize("make", ACTORS)
+def test_a_request_that_the_drains_deadline_cuts_off_is_told_that_its_worker_shut_down(
+    gqa: Path, make: Actor
+) -> None:
+    async def cut_off() -> None:
+        async with registry() as (server, _):
+            with socket.create_server(("127.0.0.1", 0)) as silent:
+                peer = f"127.0.0.1:{silent.getsockname()[1]}"
+                error = await first_error(make(settings(gqa, server.url)), peer)
+        assert isinstance(error, WorkerUnavailable)
+        assert "worker-7 is stopping: it shut down before the request ended" in error.message
+
+    asyncio.run(cut_off())
 
 
 def test_a_model_that_cannot_be_loaded_is_told_by_ready_and_the_worker_can_be_stopped(tmp_path: Path) -> None:

@@ -126,6 +126,22 @@ def test_workers_that_start_or_are_lost_are_in_the_status() -> None:
     with_admin(body)
 
 
+def test_a_worker_that_no_node_has_room_for_waits_and_the_status_says_for_what() -> None:
+    async def body(admin: PoolAdmin, state: PoolState, redis: EmbeddedRedis) -> None:
+        why = "too few free GPUs on the nodes"
+        await state.set_size(Role.DECODE, 2)
+        waiting = SeenWorker(worker_id=WorkerId("decode-1"), role=Role.DECODE, state="starting", waits_for=why)
+        await state.show([waiting])
+        while len((await admin.status()).workers) < 2:  # noqa: ASYNC110  the router polls
+            await asyncio.sleep(0.02)
+        status = await admin.status()
+        [worker] = [worker for worker in status.workers if worker.waits_for]
+        assert (worker.worker_id, worker.state, worker.waits_for) == ("decode-1", "waiting", why)
+        assert {pool.role: pool.num_unplaced for pool in status.pools} == {"prefill": 0, "decode": 1}
+
+    with_admin(body)
+
+
 def test_a_worker_that_is_slow_to_answer_and_renews_its_registration_is_ready() -> None:
     async def body(admin: PoolAdmin, state: PoolState, redis: EmbeddedRedis) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing

@@ -13,7 +13,11 @@ import os
 from functools import cache
 from typing import Protocol
 
+from tandem.errors import ConfigError
+
 VARIABLE = "TANDEM_KERNELS"
+CHOICES = ("torch", "base", "avx2")
+"""Its values; where it is not set, the best ones are taken."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,8 +56,16 @@ class Kernels(Protocol):
         """Copies int64 `[num_pieces, 3]`: target (0: none), source, bytes; their digest, if over 240 bytes, or 0."""
 
 
+def check_choice() -> None:
+    """Raises ConfigError for a value of $TANDEM_KERNELS that means nothing."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted and wanted not in CHOICES:
+        raise ConfigError(f"{VARIABLE} must be {', '.join(CHOICES)} or not set, got {wanted!r}", param=VARIABLE)
+
+
 @cache
 def _loaded() -> Kernels | str:
+    check_choice()
     if os.environ.get(VARIABLE) == "torch":
         return f"{VARIABLE}=torch"
     try:
@@ -65,7 +77,10 @@ def _loaded() -> Kernels | str:
 
 
 def kernels() -> Kernels | None:
-    """The kernels; None where they were not built or are switched off. Says so in the log, once."""
+    """The kernels; None where they were not built or are switched off. Says so in the log, once.
+
+    Raises ConfigError for a choice that there is not.
+    """
     found = _loaded()
     return None if isinstance(found, str) else found
 

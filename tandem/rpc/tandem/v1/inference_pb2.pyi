@@ -684,11 +684,14 @@ class PoolStatus(_message.Message):
     NUM_READY_FIELD_NUMBER: _builtins.int
     NUM_DRAINING_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    NUM_UNPLACED_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     desired: _builtins.int
     num_ready: _builtins.int
     num_draining: _builtins.int
     generation: _builtins.int
+    num_unplaced: _builtins.int
+    """Workers that are wanted and that no node has room for."""
     def __init__(
         self,
         *,
@@ -697,10 +700,11 @@ class PoolStatus(_message.Message):
         num_ready: _builtins.int = ...,
         num_draining: _builtins.int = ...,
         generation: _builtins.int = ...,
+        num_unplaced: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "generation", b"generation", "num_draining", b"num_draining", "num_ready", b"num_ready", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["desired", b"desired", "generation", b"generation", "num_draining", b"num_draining", "num_ready", b"num_ready", "num_unplaced", b"num_unplaced", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1247,12 +1251,14 @@ class WorkerStatus(_message.Message):
     DEVICE_TIER_FIELD_NUMBER: _builtins.int
     COMPUTE_FIELD_NUMBER: _builtins.int
     IS_LATE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     role: _builtins.str
     """"prefill" or "decode"."""
     state: _builtins.str
-    """"ready", "draining" or "unreachable" (registered, but not to be reached); "starting" or "lost" (was ready, and is
-    being started again) for those that are not registered: of them only id, role and generation are known.
+    """"ready", "draining" or "unreachable" (registered, but not to be reached); "starting", "waiting" (to be started, and
+    no node has room for it) or "lost" (was ready, and is being started again) for those that are not registered: of
+    them only id, role, generation and waits_for are known.
     """
     address: _builtins.str
     """gRPC address, host:port."""
@@ -1285,6 +1291,8 @@ class WorkerStatus(_message.Message):
     """
     is_late: _builtins.bool
     """It took too long to answer the router: this is its last heartbeat, without counters, links and cached blocks."""
+    waits_for: _builtins.str
+    """Why no node has room for it, for people; empty where one has taken it or will at once."""
     @_builtins.property
     def cores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Cores the engine is pinned to; empty when it is not."""
@@ -1321,10 +1329,11 @@ class WorkerStatus(_message.Message):
         device_tier: Global___DeviceTier | None = ...,
         compute: _builtins.str = ...,
         is_late: _builtins.bool = ...,
+        waits_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_tier", b"device_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "compute", b"compute", "cores", b"cores", "device_tier", b"device_tier", "epoch", b"epoch", "generation", b"generation", "is_late", b"is_late", "links", b"links", "metrics_url", b"metrics_url", "node", b"node", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_handoffs", b"num_handoffs", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pid", b"pid", "role", b"role", "state", b"state", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "compute", b"compute", "cores", b"cores", "device_tier", b"device_tier", "epoch", b"epoch", "generation", b"generation", "is_late", b"is_late", "links", b"links", "metrics_url", b"metrics_url", "node", b"node", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_handoffs", b"num_handoffs", "num_iterations", b"num_iterations", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "pid", b"pid", "role", b"role", "state", b"state", "transport", b"transport", "waits_for", b"waits_for", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
