@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import PurePath
 from typing import Any
 
 import pytest
@@ -39,6 +40,11 @@ async def head_of(resources: dict[str, float]) -> AsyncIterator[tuple[RayNode, R
         assert await node.stop() == []
 
 
+def titles(node: RayNode) -> set[str]:
+    """What a node's processes call themselves; Ray writes that where their environment began."""
+    return {PurePath(process.cmdline()[0]).name.strip() for process in node.processes()}
+
+
 async def alive(client: RayClient) -> dict[str, dict[str, Any]]:
     """Ray's description of each living node, by id."""
     import ray
@@ -66,6 +72,7 @@ def test_a_node_joins_with_slots_and_labels_joins_again_when_it_dies_and_leaves_
             await client.connect()
             try:
                 nodes = await alive(client)
+                assert {"raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent"} <= titles(node)
                 assert set(nodes) == {address.node_id, joined.node_id}
                 assert nodes[address.node_id]["Resources"]["tandem_prefill"] == 2.0
                 assert nodes[joined.node_id]["NodeManagerAddress"] == "127.0.0.6"

@@ -141,4 +141,5 @@ def test_a_rolling_upgrade_to_another_image_loses_no_request(
 def test_an_uninstalled_chart_leaves_no_pod_and_no_process(live: Deployment) -> None:
     pods = live.cluster.store.list("v1", "pods")
     live.uninstall()
+    assert live.killed() == []
     assert not {pod["metadata"]["uid"] for pod in pods} & {mark.split("/")[0] for mark in marks_of_processes()}
