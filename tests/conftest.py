@@ -78,6 +78,7 @@ would run alone in the end."""
 
 SHARED_MEMORY = Path("/dev/shm")
 OUR_DIRECTORY = re.compile(r"tandem-(ray|redis|run)-(\d+)-")
+OUR_SEGMENT = re.compile(r"tandem-\w+-(\d+)")
 GRACE_S = 5.0
 """How long a process that was told to end may take."""
 LASTING_S = 1.0
@@ -113,8 +114,10 @@ def is_foreign(pid: int) -> bool:
     return psutil.pid_exists(pid) and pid not in {os.getpid(), *(child.pid for child in children())}
 
 
-def mapped_by_others(name: str) -> bool:
-    """Whether a process outside our tree uses the shared memory segment: then it is not ours."""
+def used_by_others(name: str) -> bool:
+    """Whether the segment is named after a living process outside our tree, or mapped by one: then it is not ours."""
+    if (named := OUR_SEGMENT.match(name)) and is_foreign(int(named[1])):
+        return True
     for process in psutil.process_iter():
         try:
             if is_foreign(process.pid) and f"/dev/shm/{name}" in Path(f"/proc/{process.pid}/maps").read_text():
@@ -127,7 +130,7 @@ def mapped_by_others(name: str) -> bool:
 def lasting(names: set[str]) -> set[str]:
     """Of new segments those that stay, and that no process outside our tree uses."""
     give_up = time.monotonic() + LASTING_S
-    while names := {name for name in names & segments() if not mapped_by_others(name)}:
+    while names := {name for name in names & segments() if not used_by_others(name)}:
         if time.monotonic() > give_up:
             return names
         time.sleep(0.1)
