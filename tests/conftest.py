@@ -114,10 +114,14 @@ def is_foreign(pid: int) -> bool:
     return psutil.pid_exists(pid) and pid not in {os.getpid(), *(child.pid for child in children())}
 
 
-def used_by_others(name: str) -> bool:
-    """Whether the segment is named after a living process outside our tree, or mapped by one: then it is not ours."""
-    if (named := OUR_SEGMENT.match(name)) and is_foreign(int(named[1])):
-        return True
+def is_foreign_by_name(name: str) -> bool:
+    """Whether the shared memory segment is named after a living process outside our tree."""
+    named = OUR_SEGMENT.match(name)
+    return named is not None and is_foreign(int(named[1]))
+
+
+def mapped_by_others(name: str) -> bool:
+    """Whether a process outside our tree uses the shared memory segment: then it is not ours."""
     for process in psutil.process_iter():
         try:
             if is_foreign(process.pid) and f"/dev/shm/{name}" in Path(f"/proc/{process.pid}/maps").read_text():
@@ -128,9 +132,10 @@ def used_by_others(name: str) -> bool:
 
 
 def lasting(names: set[str]) -> set[str]:
-    """Of new segments those that stay, and that no process outside our tree uses."""
+    """Of new segments those that stay, and that belong to no process outside our tree."""
+    names = {name for name in names if not is_foreign_by_name(name)}
     give_up = time.monotonic() + LASTING_S
-    while names := {name for name in names & segments() if not used_by_others(name)}:
+    while names := {name for name in names & segments() if not mapped_by_others(name)}:
         if time.monotonic() > give_up:
             return names
         time.sleep(0.1)
