@@ -41,6 +41,7 @@ CHANGE_TIMEOUT_S = 150.0
 PROMPT_LENGTHS = (1, 31, 33, 257, 700)
 MAX_TOKENS = 48
 CONFIG = {
+    "pin_cores": False,  # every cluster that other tests start meanwhile would take the same ones
     "transfer": {"transport": "shm", "lease_s": 5.0},
     "prefill": {"num_blocks": 256},
     "decode": {"num_blocks": 256},

@@ -18,7 +18,7 @@ from tests.kube.stand_in import StandIn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PRESET = CHART / "presets" / "one-node-cpu.yaml"
-VALUES = "kuberay.enabled=true,router.lingerSeconds=2"
+VALUES = "kuberay.enabled=true,router.lingerSeconds=2,config.pin_cores=false"
 
 
 @pytest.fixture(scope="module")
