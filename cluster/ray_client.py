@@ -21,6 +21,8 @@ _log = logging.getLogger("tandem.ray")
 
 CALL_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 60.0
+_LAST_CHANCE_S = 5.0
+"""For a call that had not returned when the connection was to be closed, and the closing."""
 
 
 def _take_signals_back() -> None:
@@ -51,20 +53,15 @@ class _Thread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._num_open = 0
+        self.is_busy = False
+        """Whether a call has not returned; false before its result is there."""
         threading.Thread(target=self._run, name="ray", daemon=True).start()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
         """What comes of the call, once it is its turn. Cancelled before that, it is not made."""
         future: Future[T] = Future()
-        self._num_open += 1
         self._calls.put((future, function))
         return future
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a call has not returned."""
-        return self._num_open > 0
 
     def end(self) -> None:
         """After the calls that wait."""
@@ -73,12 +70,17 @@ class _Thread:
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function = call
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function())
-                except BaseException as exc:  # it is the caller's
-                    future.set_exception(exc)
-            self._num_open -= 1
+            if not future.set_running_or_notify_cancel():
+                continue
+            self.is_busy = True
+            try:
+                result = function()
+            except BaseException as exc:  # it is the caller's
+                self.is_busy = False
+                future.set_exception(exc)
+            else:
+                self.is_busy = False
+                future.set_result(result)
 
 
 class RayClient:
@@ -130,9 +132,7 @@ class RayClient:
         import ray
 
         try:
-            if self._thread.is_busy:
-                raise ClusterError(f"Ray at {self._address} has not answered yet")
-            await self.call(ray.shutdown)
+            await self.call(ray.shutdown, timeout_s=_LAST_CHANCE_S if self._thread.is_busy else CALL_TIMEOUT_S)
         except ClusterError as exc:
             _log.warning("not disconnected: %s", exc.message)
             return False
