@@ -37,6 +37,7 @@ async def drain_node(
     url, cluster = config.registry.redis_url, config.cluster
     registry, state = Registry(url, cluster=cluster, ttl_s=config.registry.ttl_s), PoolState(url, cluster=cluster)
     try:
+        await workers_at(registry, node_ip)  # without Redis none can leave, and a head that went with it is waited for
         await adopt_token(url, cluster=cluster)
         await asyncio.to_thread(_close, node_ip, note)
         return await _move(registry, state, node_ip=node_ip, timeout_s=timeout_s)

@@ -10,7 +10,8 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from tandem.errors import ClusterError
@@ -20,6 +21,8 @@ _log = logging.getLogger("tandem.ray")
 
 CALL_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 60.0
+_LAST_CHANCE_S = 5.0
+"""For a call that had not returned when the connection was to be closed, and the closing."""
 
 
 def _take_signals_back() -> None:
@@ -45,6 +48,41 @@ def _log_instead_of_print() -> None:
     ray_worker.print_to_stdstream = log
 
 
+class _Thread:
+    """Runs one call after another. As a daemon: a thread of an executor would be waited for when the process ends."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self.is_busy = False
+        """Whether a call has not returned; false before its result is there."""
+        threading.Thread(target=self._run, name="ray", daemon=True).start()
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """What comes of the call, once it is its turn. Cancelled before that, it is not made."""
+        future: Future[T] = Future()
+        self._calls.put((future, function))
+        return future
+
+    def end(self) -> None:
+        """After the calls that wait."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function = call
+            if not future.set_running_or_notify_cancel():
+                continue
+            self.is_busy = True
+            try:
+                result = function()
+            except BaseException as exc:  # it is the caller's
+                self.is_busy = False
+                future.set_exception(exc)
+            else:
+                self.is_busy = False
+                future.set_result(result)
+
+
 class RayClient:
     """One driver of the Ray at `address`; `namespace` keeps the names of clusters apart."""
 
@@ -52,7 +90,7 @@ class RayClient:
         self._address = address
         self._namespace = namespace
         self._verbose = verbose
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
+        self._thread = _Thread()
 
     async def connect(self) -> None:
         """Raises ClusterError when no Ray answers there. The token, if any, is taken from RAY_AUTH_TOKEN."""
@@ -83,20 +121,24 @@ class RayClient:
 
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+                return await asyncio.wrap_future(self._thread.submit(function))
         except TimeoutError as exc:
             raise ClusterError(f"Ray at {self._address} did not answer within {timeout_s:g} s") from exc
         except RayError as exc:
             raise ClusterError(f"Ray failed: {_first_line(exc)}") from exc
 
-    async def close(self) -> None:
-        """Disconnects; workers go on."""
+    async def close(self) -> bool:
+        """Disconnects; workers go on. False when Ray hangs: then there is no parting from it in order."""
         import ray
 
         try:
-            await self.call(ray.shutdown)
+            await self.call(ray.shutdown, timeout_s=_LAST_CHANCE_S if self._thread.is_busy else CALL_TIMEOUT_S)
+        except ClusterError as exc:
+            _log.warning("not disconnected: %s", exc.message)
+            return False
         finally:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread.end()
+        return True
 
 
 def _first_line(exc: BaseException) -> str:

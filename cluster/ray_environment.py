@@ -21,6 +21,8 @@ _SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Ray makes workers nice by 15, as for batch jobs; here they are what serves, next to processes that are not nice.
     "RAY_worker_niceness": "0",
+    # Ray's processes write their titles over their environment, and with it the mark by which a node's are found.
+    "SPT_NOENV": "1",
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEAD_ABSENCE_S),
     # The head takes a node for lost after five checks without an answer.
     "RAY_health_check_initial_delay_ms": "1000",

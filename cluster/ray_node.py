@@ -27,7 +27,9 @@ DRAIN_TIMEOUT_S = 10.0
 GRACE_S = 10.0
 """Time in which a node's processes end by themselves, once told to."""
 _NO_GRACE_S = 0.3
-"""The same for a node that never stood, or has died: Ray's agents notice that only after ten seconds."""
+"""The same for a node that never stood, or has died, and for agents: these notice that only after ten seconds."""
+_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Beside a raylet. Those that it leaves behind neither heed SIGTERM nor have anything to bring to an end."""
 _LONGEST_TEMP_DIR = 40
 """Unix socket paths end at 107 bytes, and Ray's session adds about 65 to the directory."""
 _LONGEST_NAME = len("/tandem-ray-4194304-12345678")
@@ -130,9 +132,20 @@ class RayNode:
         if self._temp_dir is None:
             return []
         await self._child.stop(timeout_s=timeout_s)
+        await asyncio.to_thread(sweep, self._agents(), timeout_s=_NO_GRACE_S)
         killed = await asyncio.to_thread(sweep, self.processes(), timeout_s=timeout_s)
         self.remove_temp_dir()
         return killed
+
+    def _agents(self) -> list[psutil.Process]:
+        found = []
+        for process in self.processes():
+            try:
+                if process.name() in _AGENTS:
+                    found.append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return found
 
     def remove_temp_dir(self) -> None:
         """For a forced end only: takes the directory away."""

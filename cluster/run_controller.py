@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import contextlib
 import json
 import os
@@ -40,6 +41,8 @@ from tandem.types import Role, WorkerId
 
 SETTLE_HEARTBEATS = 2.5
 """Heartbeats after which every living worker has shown itself."""
+_LAST_TURN_S = 5.0
+"""Longest wait for what the controller was doing when it was asked to end: it may hang in a Ray that has gone."""
 
 
 class LineEvents(ControllerEvents):
@@ -164,11 +167,20 @@ async def run(settings: ProcessSettings, events: ControllerEvents) -> None:
             await _until_asked(controller, running, asked, drain_timeout_s=config.drain_timeout_s)
     finally:
         controller.stop()
-        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.wait({running}, timeout=_LAST_TURN_S)
+        await cancel_all([running])
         await metrics.stop()
-        await ray.close()
+        if not await ray.close():
+            atexit.register(_leave_ray)
         await state.close()
         await registry.close()
+
+
+def _leave_ray() -> None:
+    """In place of Ray's own end, which without a head takes minutes or crashes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ import uvicorn
 
 from tandem.errors import ClusterError
 from tandem.rpc.server import format_address
+from tandem.tasks import cancel_all
 
 
 class HttpServer:
@@ -32,8 +33,7 @@ class HttpServer:
         await asyncio.shield(self._stopping)
 
     async def _stop(self, grace_s: float) -> None:
-        self._server.should_exit = True
-        await self._loop_task
+        await cancel_all([self._loop_task])  # told to exit it would look up a tenth of a second later
         self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
         await self._server.shutdown(sockets=[self._listener])
 

@@ -78,9 +78,10 @@ would run alone in the end."""
 
 SHARED_MEMORY = Path("/dev/shm")
 OUR_DIRECTORY = re.compile(r"tandem-(ray|redis|run)-(\d+)-")
+OUR_SEGMENT = re.compile(r"tandem-\w+-(\d+)")
 GRACE_S = 5.0
 """How long a process that was told to end may take."""
-LASTING_S = 1.0
+LASTING_S = 5.0
 """How long a segment must be there: those of processes beside us come and go while we look for who maps them."""
 
 
@@ -113,6 +114,12 @@ def is_foreign(pid: int) -> bool:
     return psutil.pid_exists(pid) and pid not in {os.getpid(), *(child.pid for child in children())}
 
 
+def is_foreign_by_name(name: str) -> bool:
+    """Whether the shared memory segment is named after a living process outside our tree."""
+    named = OUR_SEGMENT.match(name)
+    return named is not None and is_foreign(int(named[1]))
+
+
 def mapped_by_others(name: str) -> bool:
     """Whether a process outside our tree uses the shared memory segment: then it is not ours."""
     for process in psutil.process_iter():
@@ -125,7 +132,8 @@ def mapped_by_others(name: str) -> bool:
 
 
 def lasting(names: set[str]) -> set[str]:
-    """Of new segments those that stay, and that no process outside our tree uses."""
+    """Of new segments those that stay, and that belong to no process outside our tree."""
+    names = {name for name in names if not is_foreign_by_name(name)}
     give_up = time.monotonic() + LASTING_S
     while names := {name for name in names & segments() if not mapped_by_others(name)}:
         if time.monotonic() > give_up:

@@ -55,3 +55,26 @@ def test_a_segment_that_goes_while_its_owner_is_looked_for_is_nobody_s() -> None
     seen = conftest.segments()
     segment.unlink()
     assert segment.name not in conftest.lasting(seen & {segment.name})
+
+
+@pytest.mark.skipif(not conftest.SHARED_MEMORY.is_dir(), reason="no /dev/shm here")
+def test_a_segment_is_its_owner_s_as_long_as_that_lives() -> None:
+    """One that is named after a process which is not below ours, and that nobody has mapped."""
+    before = snapshot()
+    segment = conftest.SHARED_MEMORY / f"tandem-test-{os.getppid()}"
+    segment.write_bytes(b"theirs")
+    found = conftest.left_over(before)
+    segment.unlink()
+    assert found == []
+
+
+@pytest.mark.skipif(not conftest.SHARED_MEMORY.is_dir(), reason="no /dev/shm here")
+def test_a_segment_of_a_process_that_has_ended_is_found() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    before = snapshot()
+    segment = conftest.SHARED_MEMORY / f"tandem-test-{ended.pid}"
+    segment.write_bytes(b"left")
+    found = conftest.left_over(before)
+    segment.unlink()
+    assert found == [f"shared memory {segment.name}"]

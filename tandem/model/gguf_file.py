@@ -1,7 +1,8 @@
 """Reads GGUF files: scalar metadata, the tensor table, and tensors as fp32 from a memory map.
 
 The header is walked here because the gguf package's own reader builds an object per vocabulary entry, which takes
-seconds; its table of block layouts is used as it is. Format: ggml's docs/gguf.md, versions 2 and 3.
+seconds; its table of block layouts is used as it is. Format: ggml's docs/gguf.md, versions 2 and 3. torch comes with
+the first tensor: a router reads a header only, and starts without it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tandem.errors import ModelLoadError
-from tandem.model.dequantize import dequantize
+
+if TYPE_CHECKING:
+    import torch
 
 Scalar = int | float | bool | str
 
@@ -153,6 +156,8 @@ class GgufFile:
         rows = rows or range(tensor.shape[0])
         if columns is None:
             return self._rows(tensor, rows)
+        import torch
+
         part = torch.empty(len(rows), len(columns))
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[start : start + _ROWS_AT_ONCE]
@@ -160,6 +165,8 @@ class GgufFile:
         return part
 
     def _rows(self, tensor: GgufTensor, rows: range) -> torch.Tensor:
+        from tandem.model.dequantize import dequantize
+
         row_bytes = tensor.num_bytes // tensor.shape[0]
         raw: NDArray[np.uint8] = np.frombuffer(
             self.data, np.uint8, len(rows) * row_bytes, tensor.offset + rows.start * row_bytes

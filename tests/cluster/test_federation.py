@@ -37,7 +37,7 @@ async def pages(registry: Registry, sets: Mapping[str, MetricSet]) -> AsyncItera
 
 async def scraped(server: EmbeddedRedis, registry: Registry) -> dict[tuple[str, str], float]:
     """Value of each series of the node's page without further labels, by name and worker."""
-    async with stores_of(server) as stores, httpx.AsyncClient(trust_env=False) as http:
+    async with stores_of(server) as stores, httpx.AsyncClient(trust_env=False, verify=False) as http:
         node = await serve_node_metrics(registry, stores, node_ip=NODE_IP, port=0)
         try:
             text = (await http.get(node.url)).text
@@ -90,7 +90,7 @@ async def test_while_redis_is_away_the_last_known_workers_are_asked() -> None:
         pages(registry, {"decode-0": DecodeMetrics()}),
     ):
         node = await serve_node_metrics(registry, stores, node_ip=NODE_IP, port=0)
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, verify=False) as http:
             await http.get(node.url)
             server.stop()
             assert 'tandem_node_worker_up{worker="decode-0"} 1.0' in (await http.get(node.url)).text

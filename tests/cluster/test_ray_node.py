@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import PurePath
 from typing import Any
 
+import psutil
 import pytest
 
 from cluster.embedded_redis import EmbeddedRedis
 from cluster.placement import Selector, WorkerPlacement
 from cluster.pools import RayPools
+from cluster.processes import marked
 from cluster.ray_client import RayClient
 from cluster.ray_environment import new_token, prepare_environment
 from cluster.ray_node import RayNode
-from cluster.ray_node_settings import LOOPBACK_IP, NodeOffer, RayAddress, RayStorage
+from cluster.ray_node_settings import LOOPBACK_IP, MARK, NodeOffer, RayAddress, RayStorage
 from tandem.config import ClusterConfig, split_labels, to_mapping
 from tandem.errors import ClusterError, ConfigError
 from tandem.key_source import KEY_VARIABLE
@@ -37,6 +41,22 @@ async def head_of(resources: dict[str, float]) -> AsyncIterator[tuple[RayNode, R
         yield node, await node.start_head(NodeOffer(resources=resources))
     finally:
         assert await node.stop() == []
+
+
+async def until_titled(node: RayNode, *titles: str) -> None:
+    """Waits until processes that call themselves so are among the node's: Ray writes that where environments begin."""
+    async with asyncio.timeout(SETTLE_S):
+        while True:
+            if set(titles) <= {PurePath(word).name.strip() for word in first_words(node)}:
+                return
+            await asyncio.sleep(0.05)
+
+
+def first_words(node: RayNode) -> Iterator[str]:
+    """Of the command lines of a node's processes."""
+    for process in node.processes():
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+            yield process.cmdline()[0]
 
 
 async def alive(client: RayClient) -> dict[str, dict[str, Any]]:
@@ -66,6 +86,7 @@ def test_a_node_joins_with_slots_and_labels_joins_again_when_it_dies_and_leaves_
             await client.connect()
             try:
                 nodes = await alive(client)
+                await until_titled(node, "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
                 assert set(nodes) == {address.node_id, joined.node_id}
                 assert nodes[address.node_id]["Resources"]["tandem_prefill"] == 2.0
                 assert nodes[joined.node_id]["NodeManagerAddress"] == "127.0.0.6"
@@ -79,12 +100,14 @@ def test_a_node_joins_with_slots_and_labels_joins_again_when_it_dies_and_leaves_
                         back.set()
 
                 supervising = asyncio.create_task(node.supervise(note))
+                first = str(node.temp_dir)
                 for process in node.processes():
                     if process.name() == "raylet":
                         os.kill(process.pid, signal.SIGKILL)
                 async with asyncio.timeout(SETTLE_S):
                     await back.wait()
                 assert joined.node_id not in await until_alive(client, 2)
+                assert marked(MARK, first) == []
                 supervising.cancel()
                 await asyncio.gather(supervising, return_exceptions=True)
 

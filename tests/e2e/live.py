@@ -148,16 +148,18 @@ async def until(
     condition: Callable[[inference_pb2.ClusterStatus], bool],
     *,
     timeout_s: float = SETTLE_TIMEOUT_S,
-    pause_s: float = 0.02,
+    pause_s: float = 0.1,
 ) -> inference_pb2.ClusterStatus:
-    """Asks for the status until it fulfils the condition."""
+    """Asks for the status until it fulfils the condition; not so often that it takes much from what is waited for."""
     deadline = time.monotonic() + timeout_s
-    while True:
-        status = await cluster_status(cluster)
-        if condition(status):
-            return status
-        assert time.monotonic() < deadline, f"not fulfilled within {timeout_s} s; last status:\n{status}"
-        await asyncio.sleep(pause_s)
+    async with open_channel(cluster.grpc) as channel:
+        stub = inference_pb2_grpc.AdminStub(channel)
+        while True:
+            status: inference_pb2.ClusterStatus = await stub.GetClusterStatus(inference_pb2.GetClusterStatusRequest())
+            if condition(status):
+                return status
+            assert time.monotonic() < deadline, f"not fulfilled within {timeout_s} s; last status:\n{status}"
+            await asyncio.sleep(pause_s)
 
 
 def is_idle(status: inference_pb2.ClusterStatus) -> bool:

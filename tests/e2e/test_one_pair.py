@@ -198,10 +198,10 @@ def test_bad_http_bodies_get_openai_errors(cluster: LiveCluster) -> None:
 
 async def cancelled_in_phase(cluster: LiveCluster, phase: str, prompts: dict[str, list[int]]) -> None:
     """Starts requests, cancels one of them when the status shows it in `phase`, lets the others finish."""
-    long, short = prompts["length_2050"], prompts["length_33"]
+    long, first, short = prompts["length_2050"], prompts["length_1025"], prompts["length_33"]
     async with stub_of(cluster) as stub:
         queued = phase == "queued"
-        ahead = asyncio.create_task(generate(stub, long, max_tokens=4, cache_salt="ahead")) if queued else None
+        ahead = asyncio.create_task(generate(stub, first, max_tokens=4, cache_salt="ahead")) if queued else None
         if ahead is not None:
             await until(cluster, lambda s: workers_of(s, "prefill")[0].num_running == 1)
         prompt = short if phase == "decoding" else long
@@ -223,7 +223,7 @@ async def cancelled_in_phase(cluster: LiveCluster, phase: str, prompts: dict[str
         if ahead is not None:
             await ahead
         after = await until(cluster, is_idle)
-    for role, most in (("prefill", len(long) + 2 * 512), ("decode", 4 + 64)):
+    for role, most in (("prefill", 2 * 512 + (len(first) if queued else 0)), ("decode", 4 + 64)):
         done = workers_of(after, role)[0].num_tokens - workers_of(before, role)[0].num_tokens
         assert done <= most, f"{phase}: {done} tokens on {role} after the cancel"
 
@@ -360,14 +360,14 @@ def test_the_kv_of_a_long_prompt_leaves_while_the_prompt_is_computed(
 ) -> None:
     async def long_one() -> Answer:
         async with stub_of(cluster) as stub:
-            return await generate(stub, prompts["length_2050"], max_tokens=4, ignore_eos=True, cache_salt="moved whole")
+            return await generate(stub, prompts["length_1025"], max_tokens=4, ignore_eos=True, cache_salt="moved whole")
 
     timings = run(long_one()).timings
     assert timings is not None
     transfer = timings.prefill.transfer
     assert transfer.transport == "ucx"
-    assert transfer.num_bytes == 129 * 30 * 24_576
-    assert sum(m.num_blocks * m.num_layers for m in transfer.messages) == 129 * 30
+    assert transfer.num_bytes == 65 * 30 * 24_576
+    assert sum(m.num_blocks * m.num_layers for m in transfer.messages) == 65 * 30
     assert transfer.before_last_layer_bytes >= 0.9 * transfer.num_bytes
     assert transfer.hidden_bytes >= transfer.before_last_layer_bytes
     assert timings.ttft_s > 0

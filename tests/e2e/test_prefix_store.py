@@ -22,6 +22,7 @@ from tests.e2e.live import Answer, LiveCluster, generate, live_cluster, run
 from tests.tiny_model import save_tiny_llama
 
 CONFIG = {
+    "pin_cores": False,  # every cluster that other tests start meanwhile would take the same ones
     "prefill": {"num_workers": 1, "num_blocks": 64},
     "decode": {"num_workers": 1, "num_blocks": 128},
     "transfer": {"transport": "shm"},

@@ -21,7 +21,17 @@ import pytest
 from benchmarks.load import Load, constant_load
 from tandem.model.files import resolve_model
 from tandem.rpc.tandem.v1 import inference_pb2
-from tests.e2e.live import LiveCluster, generate, is_idle, live_cluster, run, stub_of, until, workers_of
+from tests.e2e.live import (
+    LiveCluster,
+    cluster_status,
+    generate,
+    is_idle,
+    live_cluster,
+    run,
+    stub_of,
+    until,
+    workers_of,
+)
 from tests.oracle import Oracle
 from tests.tiny_model import save_tiny_llama
 
@@ -31,6 +41,7 @@ CHANGE_TIMEOUT_S = 150.0
 PROMPT_LENGTHS = (1, 31, 33, 257, 700)
 MAX_TOKENS = 48
 CONFIG = {
+    "pin_cores": False,  # every cluster that other tests start meanwhile would take the same ones
     "transfer": {"transport": "shm", "lease_s": 5.0},
     "prefill": {"num_blocks": 256},
     "decode": {"num_blocks": 256},
@@ -76,6 +87,30 @@ def has(role: str, count: int) -> Callable[[inference_pb2.ClusterStatus], bool]:
     return holds
 
 
+async def one_each(cluster: LiveCluster) -> inference_pb2.ClusterStatus:
+    """A worker in each pool, which is how tests begin: one that failed may have left other sizes."""
+
+    def holds(status: inference_pb2.ClusterStatus) -> bool:
+        return has("prefill", 1)(status) and has("decode", 1)(status)
+
+    if not holds(await cluster_status(cluster)):
+        result = await tandem(cluster, "scale", "prefill=1", "decode=1", "--wait")
+        assert result.returncode == 0, result.stderr
+    return await until(cluster, holds)
+
+
+async def all_have_served(load: Load, role: str, names: set[str]) -> None:
+    """Returns when each of these workers has had a request that was sent after this was called."""
+    since_s, served = time.monotonic(), set[str]()
+    try:
+        async with asyncio.timeout(CHANGE_TIMEOUT_S):
+            while served != names:
+                await load.wait_for(1)
+                served = {getattr(o, f"{role}_worker") for o in load.outcomes if o.start_s > since_s}
+    except TimeoutError as exc:
+        raise AssertionError(f"of {sorted(names)} only these have served: {sorted(served)}; {load.errors}") from exc
+
+
 def pids(status: inference_pb2.ClusterStatus, role: str) -> dict[str, int]:
     return {worker.worker_id: worker.pid for worker in workers_of(status, role)}
 
@@ -99,16 +134,13 @@ def test_a_pool_grows_and_shrinks_under_load(
     other = "prefill" if role == "decode" else "decode"
 
     async def scenario() -> Load:
-        untouched = pids(await until(cluster, has(role, 1)), other)
+        untouched = pids(await one_each(cluster), other)
         async with constant_load(cluster.grpc, prompts, num_clients=4, max_tokens=MAX_TOKENS) as load:
             await load.wait_for(4)
             result = await tandem(cluster, "scale", f"{role}=3", "--wait", "--json")
             assert result.returncode == 0, result.stderr
             assert json.loads(result.stdout)["pools"][0]["num_ready"] == 3
-            new_since_s = time.monotonic()
-            await load.wait_for(16)
-            served = {getattr(o, f"{role}_worker") for o in load.outcomes if o.start_s > new_since_s}
-            assert served == {f"{role}-{index}" for index in range(3)}
+            await all_have_served(load, role, {f"{role}-{index}" for index in range(3)})
             result = await tandem(cluster, "scale", f"{role}=1", "--wait")
             assert result.returncode == 0, result.stderr
             await load.wait_for(4)
@@ -123,7 +155,7 @@ def test_a_restart_replaces_every_worker_and_fails_no_request(
     cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
 ) -> None:
     async def scenario() -> Load:
-        before = pids(await until(cluster, has("decode", 1)), "decode")
+        before = pids(await one_each(cluster), "decode")
         async with constant_load(cluster.grpc, prompts, num_clients=3, max_tokens=MAX_TOKENS) as load:
             result = await tandem(cluster, "restart", "decode", "--wait")
             assert result.returncode == 0, result.stderr
@@ -141,7 +173,7 @@ def test_a_controller_that_dies_in_the_middle_of_a_change_comes_back_and_finishe
     cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
 ) -> None:
     async def scenario() -> Load:
-        await until(cluster, has("decode", 1))
+        await one_each(cluster)
         async with constant_load(cluster.grpc, prompts, num_clients=3, max_tokens=MAX_TOKENS) as load:
             assert (await tandem(cluster, "scale", "decode=2")).returncode == 0
             os.kill(controller_pid(cluster), signal.SIGKILL)
@@ -161,7 +193,7 @@ def test_a_worker_that_is_drained_or_killed_is_replaced_and_a_drain_of_the_only_
     cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
 ) -> None:
     async def scenario() -> Load:
-        before = await until(cluster, has("prefill", 1))
+        before = await one_each(cluster)
         (drained,) = workers_of(before, "prefill")
         async with constant_load(cluster.grpc, prompts, num_clients=2, max_tokens=MAX_TOKENS) as load:
             result = await tandem(cluster, "drain", drained.worker_id, "--wait")
@@ -182,9 +214,12 @@ def test_a_worker_that_is_drained_or_killed_is_replaced_and_a_drain_of_the_only_
 
 
 def state_of(status: inference_pb2.ClusterStatus, victim: inference_pb2.WorkerStatus) -> str:
-    """"dying" while what is shown is still the killed process."""
-    [worker] = workers_of(status, victim.role)
-    return "dying" if worker.epoch == victim.epoch else worker.state
+    """"dying" while the killed process is still shown, maybe beside its successor; then "lost", or "replaced"."""
+    shown = workers_of(status, victim.role)
+    assert shown
+    if any(worker.epoch == victim.epoch for worker in shown):
+        return "dying"
+    return "lost" if all(worker.state == "lost" for worker in shown) else "replaced"
 
 
 @pytest.mark.timeout(400)
@@ -192,7 +227,7 @@ def test_when_the_only_worker_of_a_pool_dies_it_is_told_and_shown_and_requests_w
     cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
 ) -> None:
     async def scenario() -> None:
-        before = await until(cluster, lambda status: has("prefill", 1)(status) and has("decode", 1)(status))
+        before = await one_each(cluster)
         [victim] = workers_of(before, "decode")
         os.kill(victim.pid, signal.SIGKILL)
         async with stub_of(cluster) as stub:

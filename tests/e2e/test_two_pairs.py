@@ -60,7 +60,7 @@ def test_a_seed_gives_the_same_tokens_on_every_worker(cluster: LiveCluster) -> N
 async def killed(cluster: LiveCluster, role: str, prompts: dict[str, list[int]]) -> tuple[list[object], float]:
     """Eight requests over all workers; kill -9 to one worker of `role` in mid-request. How each ended, and when."""
     victim = f"{role}-0"
-    prompt = prompts["length_1025"] if role == "prefill" else prompts["chat_list"]
+    prompt = prompts["length_513"] if role == "prefill" else prompts["chat_list"]
     status = await until(cluster, lambda s: len(s.workers) == 4)
     pids = {worker.worker_id: worker.pid for worker in status.workers}
     decoding = asyncio.Event()
@@ -141,7 +141,7 @@ def test_a_worker_that_stands_still_pins_no_blocks_on_its_peer(
         async with stub_of(cluster) as stub:
             tasks = [
                 asyncio.create_task(
-                    generate(stub, prompts["length_2050"], max_tokens=4, timeout_s=60.0, cache_salt=f"still {i}")
+                    generate(stub, prompts["length_1025"], max_tokens=4, timeout_s=60.0, cache_salt=f"still {i}")
                 )
                 for i in range(2)
             ]
@@ -159,7 +159,7 @@ def test_a_worker_that_stands_still_pins_no_blocks_on_its_peer(
 
     for outcome in run(stopped()):
         if isinstance(outcome, Answer):
-            assert tuple(outcome.tokens) == golden["length_2050"][:4]
+            assert tuple(outcome.tokens) == golden["length_1025"][:4]
         else:
             assert isinstance(outcome, grpc.aio.AioRpcError)
             assert outcome.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tandem.rpc.tandem.v1 import inference_pb2
 from tests.e2e.live import cluster_status_at, run
+from tests.kube.container import KILLED
 from tests.kube.helm import Tools
 from tests.kube.images import REPOSITORY
 from tests.kube.kinds import Document
@@ -116,6 +117,10 @@ class Deployment:
             return all(is_over(pod) for pod in self.cluster.store.list("v1", "pods"))
 
         until(is_gone, timeout_s=_SETTLE_S, what=lambda: self.tools.kubectl("get", "pods", "-o", "wide"))
+
+    def killed(self) -> list[str]:
+        """Logs of containers that did not end in the time they were given."""
+        return [path.name for path in self.cluster.logs.glob("*.log") if KILLED in path.read_text(errors="replace")]
 
     def until_settled(self, component: str, num_pods: int) -> None:
         """Waits until a component has so many pods, all of them ready and none on its way out."""

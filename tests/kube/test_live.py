@@ -36,6 +36,7 @@ LONG_PROMPT = [(7 * i) % 200 + 3 for i in range(150)]
 @pytest.fixture(scope="module")
 def live(cluster: StandIn, tools: Tools, model: Path) -> Deployment:
     patience = f"node.replicas={NUM_NODES},router.lingerSeconds=2,config.replacement_timeout_s=150"  # cores are busy
+    patience += ",config.pin_cores=false"  # each of both nodes would give its workers the same ones
     tiers = "workers.dramTier.size=32Mi,workers.ssdTier.type=emptyDir,workers.ssdTier.size=256Mi"
     return installed(cluster, tools, model, "-f", str(PRESET), "--set", f"{patience},{tiers}")
 
@@ -141,4 +142,5 @@ def test_a_rolling_upgrade_to_another_image_loses_no_request(
 def test_an_uninstalled_chart_leaves_no_pod_and_no_process(live: Deployment) -> None:
     pods = live.cluster.store.list("v1", "pods")
     live.uninstall()
+    assert live.killed() == []
     assert not {pod["metadata"]["uid"] for pod in pods} & {mark.split("/")[0] for mark in marks_of_processes()}

@@ -18,7 +18,7 @@ from tests.kube.stand_in import StandIn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PRESET = CHART / "presets" / "one-node-cpu.yaml"
-VALUES = "kuberay.enabled=true,router.lingerSeconds=2"
+VALUES = "kuberay.enabled=true,router.lingerSeconds=2,config.pin_cores=false"
 
 
 @pytest.fixture(scope="module")
@@ -41,4 +41,5 @@ def test_another_decode_size_starts_no_pod_and_no_prefill_worker_again(live: Dep
 def test_an_uninstalled_ray_cluster_leaves_no_process(live: Deployment) -> None:
     pods = {pod["metadata"]["uid"] for pod in live.cluster.store.list("v1", "pods")}
     live.uninstall()
+    assert live.killed() == []
     assert not pods & {mark.split("/")[0] for mark in marks_of_processes()}

@@ -49,7 +49,7 @@ async def test_a_known_key_opens_both_doors(keys_file: Path) -> None:
     async with locked(keys_file) as router:
         assert await answer(router, KEY) == await answer(router, OTHER) == "Hello"
         async with openai.AsyncOpenAI(
-            base_url=f"{router.http_url}/v1", api_key=KEY, http_client=httpx.AsyncClient(trust_env=False)
+            base_url=f"{router.http_url}/v1", api_key=KEY, http_client=httpx.AsyncClient(trust_env=False, verify=False)
         ) as client:
             reply = await client.completions.create(model="test-model", prompt="Hi")
         assert reply.choices[0].text == "Hello"
@@ -75,7 +75,7 @@ async def test_grpc_calls_without_a_known_key_end_as_unauthenticated(keys_file: 
 @pytest.mark.parametrize("header", [None, "Bearer sk-unknown", f"Basic {KEY}", KEY, "Bearer", "Bearer \u00e9"])
 @runs_async
 async def test_http_requests_without_a_known_key_get_openais_error(keys_file: Path, header: str | None) -> None:
-    async with locked(keys_file) as router, httpx.AsyncClient(trust_env=False) as http:
+    async with locked(keys_file) as router, httpx.AsyncClient(trust_env=False, verify=False) as http:
         headers = {"authorization": header.encode()} if header else {}
         reply = await http.post(f"{router.http_url}/v1/completions", json={"prompt": "Hi"}, headers=headers)
     assert (reply.status_code, reply.headers["www-authenticate"]) == (401, "Bearer")
@@ -86,7 +86,7 @@ async def test_http_requests_without_a_known_key_get_openais_error(keys_file: Pa
 @runs_async
 async def test_openais_client_raises_its_authentication_error(keys_file: Path) -> None:
     async with locked(keys_file) as router, openai.AsyncOpenAI(
-        base_url=f"{router.http_url}/v1", api_key="none", http_client=httpx.AsyncClient(trust_env=False)
+        base_url=f"{router.http_url}/v1", api_key="none", http_client=httpx.AsyncClient(trust_env=False, verify=False)
     ) as client:
         with pytest.raises(openai.AuthenticationError):
             await client.models.list()
@@ -95,7 +95,7 @@ async def test_openais_client_raises_its_authentication_error(keys_file: Path) -
 @runs_async
 async def test_health_metrics_and_reflection_need_no_key(keys_file: Path) -> None:
     async with locked(keys_file) as router:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, verify=False) as http:
             for path in ("/health", "/metrics"):
                 assert (await http.get(router.http_url + path)).status_code == 200
         async with open_channel(router.grpc_address) as channel:

@@ -24,7 +24,7 @@ async def test_serve_reads_the_tokenizer_and_answers():
     directory = resolve_model(DEFAULT_MODEL).tokenizer_dir
     router = await serve(config=config(), dispatcher=saying("Hello"), tokenizer_dir=directory)
     try:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, verify=False) as http:
             response = await http.post(f"http://{router.http_address}/v1/completions", json={"prompt": "a"})
     finally:
         await router.stop(0)
@@ -48,7 +48,7 @@ def test_a_port_in_use_is_an_error_and_leaves_nothing_open(which):
 @runs_async
 async def test_stopping_lets_a_running_answer_end_and_closes_both_ports():
     dispatcher = scripted([20], repeat=True, stall_at=1)
-    async with running(dispatcher) as router, httpx.AsyncClient(trust_env=False) as http:
+    async with running(dispatcher) as router, httpx.AsyncClient(trust_env=False, verify=False) as http:
         url = f"http://{router.http_address}/v1/completions"
         answer = asyncio.create_task(http.post(url, json={"prompt": "a", "max_tokens": 3}))
         await dispatcher.arrived.wait()

@@ -20,7 +20,7 @@ STALLED = Script(token_ids=[5, EOS], stall_at=0)
 
 
 def client(router: RunningRouter) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://{router.http_address}", trust_env=False, timeout=30)
+    return httpx.AsyncClient(base_url=f"http://{router.http_address}", trust_env=False, verify=False, timeout=30)
 
 
 def under_way(dispatcher: FakeDispatcher) -> list[FakeDispatch]:

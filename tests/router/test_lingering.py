@@ -53,7 +53,7 @@ async def test_no_request_of_clients_that_keep_their_connections_is_lost() -> No
         Proxy.to(leaving.grpc_address) as grpc_service,
         Proxy.to(leaving.http_address) as http_service,
         open_channel(grpc_service.address) as channel,
-        httpx.AsyncClient(trust_env=False, base_url=f"http://{http_service.address}") as http,
+        httpx.AsyncClient(trust_env=False, verify=False, base_url=f"http://{http_service.address}") as http,
     ):
         stub = inference_pb2_grpc.InferenceStub(channel)
 
@@ -75,7 +75,7 @@ async def test_no_request_of_clients_that_keep_their_connections_is_lost() -> No
 
 @runs_async
 async def test_while_it_lingers_it_is_not_ready_and_serves() -> None:
-    async with running(saying("ok"), linger_s=0.5) as router, httpx.AsyncClient(trust_env=False) as http:
+    async with running(saying("ok"), linger_s=0.5) as router, httpx.AsyncClient(trust_env=False, verify=False) as http:
         stopping = asyncio.create_task(router.stop(30))
         await asyncio.sleep(0)
         reply = await http.post(f"{router.http_url}/v1/completions", json={"prompt": "Hi"})

@@ -21,13 +21,13 @@ def url(router) -> str:
 
 
 def sync_client(router) -> openai.OpenAI:
-    return openai.OpenAI(base_url=url(router), api_key="none", max_retries=0, http_client=httpx.Client(trust_env=False))
+    http = httpx.Client(trust_env=False, verify=False)
+    return openai.OpenAI(base_url=url(router), api_key="none", max_retries=0, http_client=http)
 
 
 def async_client(router) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        base_url=url(router), api_key="none", max_retries=0, http_client=httpx.AsyncClient(trust_env=False)
-    )
+    http = httpx.AsyncClient(trust_env=False, verify=False)
+    return openai.AsyncOpenAI(base_url=url(router), api_key="none", max_retries=0, http_client=http)
 
 
 @runs_async

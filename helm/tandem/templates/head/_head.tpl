@@ -20,6 +20,8 @@
       {{- include "tandem.rayTokenRef" . | nindent 6 }}
 - {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}
 - {name: RAY_worker_niceness, value: "0"}
+- {name: SPT_NOENV, value: "1"}
+- {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "0"}  # preStop has drained: Ray would wait for workers that stay
 - {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: "600"}
 - {name: RAY_health_check_initial_delay_ms, value: "1000"}
 - {name: RAY_health_check_period_ms, value: "1000"}
