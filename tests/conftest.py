@@ -179,8 +179,8 @@ class ByScope(LoadScopeScheduling):
     def remove_node(self, node: WorkerController) -> str | None:
         """Takes back what a process that ended had not run, but for the test it ended in, which is reported as failed.
 
-        xdist's own way puts back all scopes the process ever had. Those without a test left to run bring the process
-        that draws them no word of it, and it waits for ever with its last test unrun (3.8.0).
+        xdist's own way (3.8.0) puts back all scopes the process ever had. Those without a test left to run bring the
+        process that draws them no word of it, and it waits for ever with its last test unrun.
         """
         scopes = self.assigned_work.pop(node)
         crashed = next((test for tests in scopes.values() for test, done in tests.items() if not done), None)
@@ -190,6 +190,12 @@ class ByScope(LoadScopeScheduling):
             for other in self.assigned_work:
                 self._reschedule(other)
         return crashed
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Gives a process what it may go on with: it runs a test only when it has the next one, or was told to end."""
+        super()._reschedule(node)
+        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
