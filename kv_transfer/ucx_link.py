@@ -196,6 +196,9 @@ class UcxLink:
         if self._endpoint_released:
             return
         self._endpoint_released = True
+        if self.idle and self._bye is not None:  # or whoever holds this link holds UCX's worker by them
+            self._hello = self._bye = _UnderWay(requests=(), memory=())
+            self._others.clear()
         if self.idle and not self._peer_dead:
             pidfd, self._pidfd = self._pidfd, None
             if pidfd is not None:

@@ -80,3 +80,18 @@ def test_a_link_that_opens_when_nobody_waits_for_it_any_more_is_closed(
     assert thread.run_and_wait(lambda: None, TIMEOUT_S)
     assert all(link.closed for link in transport._engine.links)  # type: ignore[attr-defined]
     other.close()
+
+
+def test_a_link_that_somebody_keeps_holds_nothing_of_a_closed_transport() -> None:
+    gc.collect()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    other = make_transport("ucx", worker_id=WorkerId("other"))
+    other.serve(RecordingSink(other.allocate(1)))
+    made = make_transport("ucx", worker_id=WorkerId("local"))
+    kept = [made.connect(other.address()) for _ in range(2)]
+    kept[0].close()
+    made.close()
+    other.close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert all(link.stats().num_messages == 0 for link in kept)
