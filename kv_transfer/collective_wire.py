@@ -11,6 +11,7 @@ import hmac
 import re
 import secrets
 import socket
+import time
 from dataclasses import dataclass
 
 from kv_transfer.transport import HEADER_BYTES, MessageHeader
@@ -19,6 +20,7 @@ from tandem.errors import LinkClosed, TransportError
 TOKEN_BYTES = 16
 NAME_BYTES = 8
 ACK = b"A"
+_SHORTEST_WAIT_S = 0.001
 _ADDRESS = re.compile(
     rb"tandem-collective/2/(?P<backend>gloo|nccl)/(?P<control>\d{1,5})/(?P<store>\d{1,5})/(?P<token>[0-9a-f]{32})/"
     rb"(?P<host>[0-9A-Za-z.:-]{1,255})"
@@ -81,11 +83,16 @@ def receive_header(sock: socket.socket) -> MessageHeader:
     return MessageHeader.unpack(receive_exactly(sock, HEADER_BYTES))
 
 
-def receive_exactly(sock: socket.socket, count: int) -> bytes:
-    """`count` bytes. Raises LinkClosed when the other side closed or went."""
+def receive_exactly(sock: socket.socket, count: int, *, deadline_s: float | None = None) -> bytes:
+    """`count` bytes. Raises LinkClosed when the other side closed or went.
+
+    Each piece may take as long as the socket's timeout; with a deadline, of the monotonic clock, all of them together.
+    """
     data = bytearray()
     while len(data) < count:
         try:
+            if deadline_s is not None:
+                sock.settimeout(max(_SHORTEST_WAIT_S, deadline_s - time.monotonic()))
             piece = sock.recv(count - len(data))
         except OSError as exc:
             raise LinkClosed(f"the peer is gone: {exc}") from exc

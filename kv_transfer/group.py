@@ -7,6 +7,9 @@ group is lost. The calls block: each group belongs to one thread on each side.
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -49,7 +52,9 @@ class GlooGroup:
         options._timeout = timedelta(seconds=OPEN_TIMEOUT_S)
         options._threads = 1
         try:
-            self._group: Any = self._kind(store, rank, 2, options)
+            self._group: Any = _within(OPEN_TIMEOUT_S, lambda: self._kind(store, rank, 2, options))
+        except TimeoutError as exc:
+            raise TransportError("the process group could not be made: the peer does not come") from exc
         except RuntimeError as exc:
             raise TransportError(f"the process group could not be made: {first_line(exc)}") from exc
 
@@ -87,6 +92,23 @@ class NcclGroup:
         with torch.cuda.device(self._device):
             _wait(lambda: self._group.recv([tensor], SOURCE_RANK, 0), tensor)
             torch.cuda.current_stream().synchronize()
+
+
+def _within(timeout_s: float, make: Callable[[], Any]) -> Any:
+    """Makes something on a thread of its own, which ends later by itself when TimeoutError was raised.
+
+    Gloo tries six times, each as long as its options say.
+    """
+    made: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except Exception as exc:
+            made.set_exception(exc)
+
+    threading.Thread(target=run, name="collective-meet", daemon=True).start()
+    return made.result(timeout_s)
 
 
 def _wait(start: Any, tensor: torch.Tensor) -> None:

@@ -159,11 +159,11 @@ class UcxTransport:
         same_host = identity.host == self._identity.host
         pidfd = open_process(identity) if same_host else None
         opened: Future[UcxLink] = Future()
-        greeted = threading.Event()
+        settled = threading.Event()
 
         def start() -> None:
             try:
-                opened.set_result(self._open_link(worker_address, pidfd, greeted))
+                opened.set_result(self._open_link(worker_address, pidfd, settled))
             except TransportError as error:
                 if pidfd is not None:
                     os.close(pidfd)
@@ -176,9 +176,11 @@ class UcxTransport:
         try:
             link = opened.result(_CONNECT_TIMEOUT_S)
         except FutureTimeoutError as exc:
+            opened.add_done_callback(_close_unwanted)
             raise TransportError("the transport's thread is held up") from exc
-        if not greeted.wait(_CONNECT_TIMEOUT_S) or link.closed:
+        if not settled.wait(_CONNECT_TIMEOUT_S) or link.closed:
             link.close()
+            self._check_open()
             raise TransportError("nobody serves at this address")
         return link
 
@@ -205,7 +207,9 @@ class UcxTransport:
         self._thread.post(self._close_all)
         self._thread.stop()
 
-    def _open_link(self, worker_address: bytes, pidfd: int | None, greeted: threading.Event) -> UcxLink:
+    def _open_link(self, worker_address: bytes, pidfd: int | None, settled: threading.Event) -> UcxLink:
+        if not self._engine.running:
+            raise LinkClosed("the transport is closed")
         error_handling = pidfd is None or not self._engine.worker.shares_memory
         endpoint = self._endpoints.open(worker_address, error_handling=error_handling)
         nonce = secrets.randbits(NONCE_BITS)
@@ -218,7 +222,7 @@ class UcxTransport:
             release=partial(self._endpoints.keep, worker_address),
         )
         hello = Hello(nonce=nonce, reads_remote=endpoint.reads_remote, identity=self._identity)
-        link.open(hello, pidfd, on_open=greeted.set)
+        link.open(hello, pidfd, on_settled=settled.set)
         self._engine.links.append(link)
         return link
 
@@ -256,3 +260,9 @@ class UcxTransport:
         else:
             logger.warning("a peer does not read what was sent to it: UCX's resources stay until this process ends")
             worker.leave(unfinished)
+
+
+def _close_unwanted(opened: Future[UcxLink]) -> None:
+    """Closes a link that was opened after its caller had given up."""
+    if opened.exception() is None:
+        opened.result().close()

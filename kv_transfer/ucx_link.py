@@ -122,14 +122,14 @@ class UcxLink:
         if not self._thread.run_and_wait(lambda: self.end("the link was closed"), _CLOSE_WAIT_S):
             self._outbox.close("the link was closed")
 
-    def open(self, hello: Hello, pidfd: int | None, *, on_open: Callable[[], None]) -> None:
-        """Sends the HELLO; `on_open` is called when the peer has taken it."""
+    def open(self, hello: Hello, pidfd: int | None, *, on_settled: Callable[[], None]) -> None:
+        """Sends the HELLO; `on_settled` is called once: when the peer has taken it, or the link has ended."""
         if pidfd is not None:
             self._pidfd = pidfd
-            self._thread.register(pidfd, select.EPOLLIN, lambda _: self.end("the peer's process ended", peer_dead=True))
+            self._thread.register(pidfd, select.EPOLLIN, lambda _: self._on_death())
         self._hello = self._control(hello.pack())
         self._others.append(self._hello)
-        self._on_open: Callable[[], None] | None = on_open
+        self._on_settled: Callable[[], None] | None = on_settled
 
     @property
     def closed(self) -> bool:
@@ -159,9 +159,8 @@ class UcxLink:
 
     def advance(self) -> bool:
         """Takes note of completed requests and starts waiting ones. True when something happened."""
-        if self._on_open is not None and self._hello.completed():
-            on_open, self._on_open = self._on_open, None
-            on_open()
+        if self._on_settled is not None and self._hello.completed():
+            self._greeted()
         done = [number for number, entry in self._under_way.items() if entry.completed()]
         for number in done:
             self._complete(number, self._under_way.pop(number))
@@ -176,14 +175,13 @@ class UcxLink:
         if self._bye is not None:
             return
         self._waiting.clear()
-        if self._pidfd is not None:
-            self._thread.unregister(self._pidfd)
         self._peer_dead = peer_dead
         if peer_dead:
             self._forget_memory()
         self._bye = self._control(Bye(nonce=self._nonce, withdrawn=tuple(self._under_way)).pack())
         self._others.append(self._bye)
         self._outbox.close(reason)
+        self._settle()
         if self.idle or (self._error_handling and peer_dead):
             self.release_endpoint()
         elif self._error_handling:
@@ -198,17 +196,52 @@ class UcxLink:
         if self._endpoint_released:
             return
         self._endpoint_released = True
+        if self.idle and self._bye is not None:  # or whoever holds this link holds UCX's worker by them
+            self._hello = self._bye = _UnderWay(requests=(), memory=())
+            self._others.clear()
         if self.idle and not self._peer_dead:
-            self._release(self._endpoint, self._pidfd)
+            pidfd, self._pidfd = self._pidfd, None
+            if pidfd is not None:
+                self._thread.unregister(pidfd)
+            self._release(self._endpoint, pidfd)
             return
-        if self._pidfd is not None:
-            os.close(self._pidfd)
+        self._close_pidfd()
         if self.idle:
             self._endpoint.close()
         elif self._error_handling:
             self._endpoint.break_off()
         else:
             self._endpoint.abandon()
+
+    def _greeted(self) -> None:
+        try:
+            for request in self._hello.requests:
+                request.check_error()
+        except Exception as exc:  # UCXX's errors derive from Exception, one class per UCX status
+            self.end(f"the peer could not be greeted: {exc}")
+        self._settle()
+
+    def _settle(self) -> None:
+        on_settled, self._on_settled = self._on_settled, None
+        if on_settled is not None:
+            on_settled()
+
+    def _on_death(self) -> None:
+        """The peer's process ended, before this link or after."""
+        self._close_pidfd()
+        if self._bye is None:
+            self.end("the peer's process ended", peer_dead=True)
+            return
+        self._peer_dead = True
+        self._forget_memory()
+        if self._error_handling:
+            self.release_endpoint()
+
+    def _close_pidfd(self) -> None:
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            self._thread.unregister(pidfd)
+            os.close(pidfd)
 
     def _forget_memory(self) -> None:
         """A dead peer fetches nothing: lets go of large payloads. Small ones may be queued inside UCX, by address."""

@@ -47,7 +47,7 @@ class Endpoint:
     @property
     def alive(self) -> bool:
         """False once it is closed, or, with error handling, once UCX has found the peer gone."""
-        return bool(self._native.alive)
+        return self._native is not None and bool(self._native.alive)
 
     def send(self, view: Memory, tag: int) -> Any:
         """Starts a tagged send; the request has `completed` and `check_error()`. `view` must live until then."""
@@ -55,7 +55,10 @@ class Endpoint:
 
     def close(self) -> None:
         """Closes it. Only when all its requests have completed: otherwise UCX may wait for the peer, for ever."""
-        self._native.close_blocking()
+        if not self.alive:
+            self._worker.has_broken_off = True
+        native, self._native = self._native, None  # or whoever holds this one holds UCXX's worker
+        native.close_blocking()
 
     def break_off(self) -> None:
         """Closes it under unfinished requests, which end with an error in the worker's next steps.
@@ -89,7 +92,7 @@ class Worker:
             raise TransportError(f"UCX does not start with TLS={config.get('TLS', 'its own choice')}: {exc}") from exc
         self._ucp = _load_ucp()
         self.has_broken_off = False
-        """Whether an endpoint was closed under unfinished requests."""
+        """Whether an endpoint was closed, or lost its peer, under unfinished requests."""
 
     @property
     def fd(self) -> int:

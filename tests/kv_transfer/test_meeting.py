@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from unittest.mock import ANY
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from kv_transfer.collective import CollectiveTransport
-from kv_transfer.collective_wire import Address
+from kv_transfer.collective_wire import Address, receive_exactly
 from kv_transfer.group import DESTINATION_RANK, SOURCE_RANK, Group, Groups
 from kv_transfer.meeting import Meeting
 from kv_transfer.segments import HOST
@@ -115,6 +116,79 @@ def test_a_side_that_says_no_more_ends_the_meeting(
         sockets[1].close()
     with pytest.raises(TransportError, match=r"the peer (is gone|closed the link)"):
         Groups(HOST, host=LOCALHOST).open(sockets[0], None, "name", SOURCE_RANK)
+
+
+def say(sock: socket.socket, key: bytes, value: bytes) -> None:
+    sock.sendall(b"N" + len(key).to_bytes(2, "little") + len(value).to_bytes(4, "little") + key + value)
+
+
+def hear(sock: socket.socket) -> bytes:
+    """The value of the next note."""
+    kind_and_sizes = receive_exactly(sock, 7)
+    receive_exactly(sock, int.from_bytes(kind_and_sizes[1:3], "little"))
+    return receive_exactly(sock, int.from_bytes(kind_and_sizes[3:], "little"))
+
+
+@pytest.mark.parametrize("length", [0, 8, 50, 160, 1000])
+def test_a_side_that_says_too_little_or_too_much_of_itself_is_refused(
+    sockets: tuple[socket.socket, socket.socket], length: int
+) -> None:
+    """Gloo would read on behind its end."""
+    say(sockets[1], b"0/1", (b"\xff" * 8 + bytes(length))[:length])
+    with pytest.raises(TransportError, match="protocol"):
+        Groups(HOST, host=LOCALHOST).open(sockets[0], None, "name", SOURCE_RANK)
+
+
+def test_a_name_that_ends_elsewhere_is_refused(sockets: tuple[socket.socket, socket.socket]) -> None:
+    sockets[0].settimeout(TIMEOUT_S)
+    with ThreadPoolExecutor() as threads:
+        groups = Groups(HOST, host=LOCALHOST)
+        opening = threads.submit(groups.open, sockets[0], None, "name", SOURCE_RANK)
+        said = bytearray(hear(sockets[1]))
+        said[0] += 1  # the length of its host's name
+        say(sockets[1], b"0/1", bytes(said))
+        with pytest.raises(TransportError, match="protocol"):
+            opening.result(TIMEOUT_S)
+
+
+def test_a_side_that_says_everything_and_never_connects_is_not_waited_for(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kv_transfer.group.OPEN_TIMEOUT_S", 1.0)
+    sockets[0].settimeout(TIMEOUT_S)
+    with ThreadPoolExecutor() as threads:
+        began_s = time.monotonic()
+        groups = Groups(HOST, host=LOCALHOST)
+        opening = threads.submit(groups.open, sockets[0], None, "name", SOURCE_RANK)
+        said = bytearray(hear(sockets[1]))
+        port_at = 8 + said[0] + 8 + 2  # behind the name, two lengths and the address's family
+        said[port_at : port_at + 2] = b"\xff\xff"  # the highest: the other side is to connect
+        say(sockets[1], b"0/1", bytes(said))
+        with pytest.raises(TransportError, match="could not be made"):
+            opening.result(TIMEOUT_S)
+        assert time.monotonic() - began_s < 4.0
+
+
+def test_a_side_that_says_a_byte_now_and_then_is_not_waited_for(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    over = threading.Event()
+
+    def drip() -> None:
+        sockets[1].sendall(b"N" + (1).to_bytes(2, "little") + (1000).to_bytes(4, "little"))
+        while not over.wait(0.05):
+            sockets[1].sendall(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    began_s = time.monotonic()
+    try:
+        with pytest.raises(TransportError):
+            Meeting(sockets[0]).get("key")
+        assert time.monotonic() - began_s < 10.0
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_source_that_says_nothing_holds_up_no_other_one(serving: CollectiveTransport) -> None:

@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
@@ -130,6 +129,11 @@ def test_after_a_killed_sender_the_next_one_is_served(kind: str, transport: Tran
             peer.signal(signal.SIGKILL)
 
 
+def holders(memory: torch.Tensor) -> int:
+    """How many hold the bytes, in whatever form."""
+    return int(torch._C._storage_Use_Count(memory.untyped_storage()._cdata))  # type: ignore[attr-defined]
+
+
 def until_descriptors(most: int) -> None:
     """Returns when this process has no more descriptors than that."""
     deadline = time.monotonic() + TIMEOUT_S
@@ -175,18 +179,58 @@ def test_a_stopped_receiver_on_another_host_holds_nothing_for_long(
     with Peer(kind, "serve", str(LARGE)) as peer:
         link = transport.connect(peer.address())
         peer.stop()
-        references = sys.getrefcount(memory)
+        references = holders(memory)
         sends = [link.send(make_header([memory]), [memory]) for _ in range(20)]
         link.close()
         assert isinstance(sends[-1].exception(TIMEOUT_S), LinkClosed)
         del sends
         deadline = time.monotonic() + TIMEOUT_S
-        while sys.getrefcount(memory) > references:
+        while holders(memory) > references:
             assert time.monotonic() < deadline, "the memory is still held"
             time.sleep(0.05)
         with Peer(kind, "serve", str(LARGE)) as other:
             transport.connect(other.address()).send(make_header([memory]), [memory]).result(TIMEOUT_S)
             assert other.finish() == "1 placed, 1 landed, 0 errors"
+
+
+def test_a_receiver_that_is_killed_after_its_link_was_closed_holds_nothing(kind: str, transport: Transport) -> None:
+    memory = transport.allocate(LARGE)
+    with Peer(kind, "serve", str(LARGE)) as peer:
+        link = transport.connect(peer.address())
+        peer.stop()
+        references = holders(memory)
+        for _ in range(20):
+            link.send(make_header([memory]), [memory])
+        link.close()
+        del link
+    deadline = time.monotonic() + 8.0  # less than a link lingers for a living peer
+    while holders(memory) > references:
+        assert time.monotonic() < deadline, "the memory is still held"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("ends_first", [True, False], ids=["killed", "stopped"])
+def test_a_closed_transport_holds_no_descriptor_for_what_a_lost_receiver_had_not_taken(
+    kind: str, ends_first: bool
+) -> None:
+    """Nor does a link to it that somebody has kept."""
+    found, kept = [], []
+    for _ in range(4):
+        transport = make_transport(name_of(kind), worker_id=WorkerId("local"))
+        memory = transport.allocate(LARGE)
+        with Peer(kind, "serve", str(LARGE)) as peer:
+            address = peer.address()
+            kept += [transport.connect(address) for _ in range(2)]
+            kept[-1].send(make_header([memory]), [memory]).result(TIMEOUT_S)
+            peer.stop()
+            sends = [kept[-1].send(make_header([memory]), [memory]) for _ in range(20)]
+            if ends_first:
+                peer.signal(signal.SIGKILL)
+                peer.wait()
+                assert not wait(sends, TIMEOUT_S).not_done
+            transport.close()
+        found.append(len(os.listdir("/proc/self/fd")))
+    until_descriptors(found[0])
 
 
 @pytest.mark.parametrize("num_bytes", [100, LARGE])

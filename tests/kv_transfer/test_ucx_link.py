@@ -27,9 +27,11 @@ class HeldRequest:
     """A request that ends when the test says so."""
 
     completed: bool = False
+    error: Exception | None = None
 
     def check_error(self) -> None:
-        pass
+        if self.error is not None:
+            raise self.error
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Opening:
             release=lambda endpoint, _: endpoint.ended.append("released"),
         )
         hello = ucx_wire.Hello(nonce=1, reads_remote=True, identity=own_identity())
-        self.link.open(hello, None, on_open=self._greeted)
+        self.link.open(hello, None, on_settled=self._greeted)
         self.engine = ucx._Engine(cast("ucx_native.Worker", None))
         self.engine.links = [self.link]
 
@@ -117,6 +119,21 @@ def test_an_endpoint_whose_hello_is_never_taken_is_left_to_the_end_of_its_worker
     opening.link.end("the transport was closed")
     opening.link.release_endpoint()
     assert opening.endpoint.ended == ["abandoned"]
+
+
+def test_a_link_whose_hello_fails_has_ended(opening: Opening) -> None:
+    hello = opening.endpoint.large[0]
+    hello.completed, hello.error = True, RuntimeError("connection reset")
+    opening.link.advance()
+    assert (opening.greetings, opening.link.closed) == (1, True)
+
+
+def test_who_waits_for_a_link_to_open_hears_of_its_end(opening: Opening) -> None:
+    opening.link.end("the transport was closed")
+    assert (opening.greetings, opening.link.closed) == (1, True)
+    opening.endpoint.large[0].completed = True
+    opening.link.advance()
+    assert opening.greetings == 1
 
 
 WITH_ERROR_HANDLING = pytest.mark.parametrize("opening", [True], indirect=True)
