@@ -96,7 +96,7 @@ def test_a_cluster_starts_restarts_what_dies_and_leaves_nothing(tmp_path: Path) 
             Redis.from_url(info.redis).close()
 
             os.kill(next(w.pid for w in info.workers if w.role == "decode"), signal.SIGKILL)
-            await recorder.until(lambda note: ") and is back (" in note or "decode-0 is ready (" in note)
+            await recorder.until(lambda note: "decode-0" in note and (" is back" in note or " is ready (" in note))
             controller = next(p for p in children() if "cluster.run_controller" in p.cmdline())
             controller.kill()
             await recorder.until(lambda note: note == "the controller is back")
