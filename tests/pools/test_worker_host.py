@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -169,30 +170,33 @@ def test_a_worker_stops_though_redis_is_away(gqa: Path) -> None:
     asyncio.run(away())
 
 
-async def first_error(actor: PrefillActor | DecodeActor, silent: str) -> TandemError:
-    """Of a request that has not ended when its worker is stopped; `silent` is where a peer listens and says nothing."""
+async def first_error(actor: PrefillActor | DecodeActor, silent: socket.socket) -> TandemError:
+    """Of a request that has not ended when its worker is stopped; a peer listens at `silent`, and says nothing."""
     ready = await asyncio.to_thread(actor.ready)
     request = make_request(num_prompt_tokens=20, max_tokens=8)
-    began = asyncio.Event()
+    accepted = asyncio.Event()
 
     async def run(channel: SignedChannel) -> None:
         if isinstance(actor, DecodeActor):
             message = decode_request_to_proto(request, now=time.monotonic(), handoff_id=HandoffId(HANDOFF))
             async for _ in worker_pb2_grpc.DecodeWorkerStub(channel).Decode(message):
-                began.set()
+                accepted.set()
         else:
+            peer = f"127.0.0.1:{silent.getsockname()[1]}"
             target = worker_pb2.HandoffTarget(
-                handoff_id=HANDOFF, decode_worker_id="decode-0", decode_address=silent, decode_epoch=1
+                handoff_id=HANDOFF, decode_worker_id="decode-0", decode_address=peer, decode_epoch=1
             )
             message = prefill_request_to_proto(request, now=time.monotonic(), handoff=target)
-            began.set()
             async for _ in worker_pb2_grpc.PrefillWorkerStub(channel).Prefill(message):
                 pass
 
-    async with signed_channel(ready["address"]) as channel:
+    async with signed_channel(ready["address"]) as channel, contextlib.AsyncExitStack() as ends:
         running = asyncio.create_task(run(channel))
-        await asyncio.wait({running, asyncio.create_task(began.wait())}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.sleep(0.2)
+        if isinstance(actor, DecodeActor):
+            await asyncio.wait_for(accepted.wait(), 20.0)
+        else:  # it asks the peer for a ticket
+            connection, _ = await asyncio.to_thread(silent.accept)
+            ends.enter_context(connection)
         assert not await asyncio.to_thread(actor.drain, 0.2)
         await asyncio.to_thread(actor.stop)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
@@ -208,8 +212,8 @@ def test_a_request_that_the_drains_deadline_cuts_off_is_told_that_its_worker_shu
     async def cut_off() -> None:
         async with registry() as (server, _):
             with socket.create_server(("127.0.0.1", 0)) as silent:
-                peer = f"127.0.0.1:{silent.getsockname()[1]}"
-                error = await first_error(make(settings(gqa, server.url)), peer)
+                silent.settimeout(20.0)
+                error = await first_error(make(settings(gqa, server.url)), silent)
         assert isinstance(error, WorkerUnavailable)
         assert "worker-7 is stopping: it shut down before the request ended" in error.message
 
