@@ -28,7 +28,7 @@ def make_sampling(
 
 def as_tandem_error(error: grpc.aio.AioRpcError, endpoint: str) -> TandemError:
     """The router's typed error, or ClusterError with what to do when no router was reached."""
-    typed = CODE_KEY in dict(error.trailing_metadata() or ())
+    typed = _is_typed(error)
     if "http1" in (error.details() or "").lower() and not typed:
         return ClusterError(f"{endpoint} answers HTTP, not gRPC: give the gRPC port, 50051 unless it was changed")
     if "handshake" in (error.details() or "").lower() and not typed:
@@ -43,6 +43,11 @@ def as_tandem_error(error: grpc.aio.AioRpcError, endpoint: str) -> TandemError:
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return Unauthenticated(f"{endpoint}: {error.details()}; give --api-key or $TANDEM_API_KEY")
     return from_rpc_error(error)
+
+
+def _is_typed(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a router said it, and not gRPC."""
+    return CODE_KEY in dict(error.trailing_metadata() or ())
 
 
 def _handshake_problem(details: str) -> str:
@@ -93,10 +98,14 @@ class Client:
     async def _stream(
         self, call: grpc.aio.UnaryStreamCall[Any, inference_pb2.GenerateResponse]
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        begun = False
         try:
             async for response in call:
+                begun = True
                 yield response
         except grpc.aio.AioRpcError as exc:
+            if begun and exc.code() is grpc.StatusCode.UNAVAILABLE and not _is_typed(exc):
+                raise ClusterError(f"the router at {self._endpoint} went away before the answer was whole") from exc
             raise as_tandem_error(exc, self._endpoint) from exc
         finally:
             call.cancel()

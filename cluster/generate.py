@@ -8,6 +8,7 @@ import sys
 from cluster.access import Access
 from cluster.client import Client
 from cluster.status_view import as_data
+from tandem.errors import TandemError
 from tandem.rpc.tandem.v1.common_pb2 import FinishReason, SamplingParams
 from tandem.rpc.tandem.v1.inference_pb2 import GenerateResponse
 
@@ -25,6 +26,10 @@ async def run_generate(
                 if not as_json:
                     sys.stdout.write(response.text)
                     sys.stdout.flush()
+        except TandemError:
+            if responses and not as_json:
+                print(flush=True)  # what is told of the error begins a line of its own
+            raise
         finally:
             await stream.aclose()
     result = result_data(responses, with_messages=with_messages)

@@ -85,9 +85,13 @@ def render(before: Look | None, now: Look, *, note: str = "") -> Group:
     return Group(*parts)
 
 
+def _open_requests(status: ClusterStatus) -> str:
+    return f"{status.num_running_requests} open request{'' if status.num_running_requests == 1 else 's'}"
+
+
 def headline(status: ClusterStatus) -> Text:
     """The model, how many requests are open, and what is not as usual."""
-    head = Text(f"{status.model or 'no model yet'} · {status.num_running_requests} open requests")
+    head = Text(f"{status.model or 'no model yet'} · {_open_requests(status)}")
     if status.is_draining:
         head.append(f" · shutting down: new requests are refused{_left(status)}", style="yellow")
     elif not status.has_controller and status.pools:
@@ -189,7 +193,7 @@ def _rate(per_s: float | None) -> str:
 def line(before: Look | None, now: Look) -> str:
     """The same, for logs: one line."""
     status, measured = now.status, rates(before, now)
-    parts = [f"{status.num_running_requests} open requests", *(["shutting down"] if status.is_draining else [])]
+    parts = [_open_requests(status), *(["shutting down"] if status.is_draining else [])]
     for role in ROLES:
         workers = [w for w in status.workers if w.role == role]
         pool = pool_of(status, role)

@@ -16,6 +16,7 @@ from cluster.client import make_sampling
 from cluster.generate import result_data, run_generate
 from tandem.rpc.tandem.v1.common_pb2 import MessageTiming, PrefillTimings, TransferTimings
 from tandem.rpc.tandem.v1.inference_pb2 import GenerateResponse, RequestTimings
+from tests.proxy import Proxy
 from tests.router_harness import running, runs_async, saying, scripted, tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,19 @@ async def started(endpoint: str, *arguments: str, stdin: int = subprocess.DEVNUL
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+@runs_async
+async def test_an_answer_whose_router_goes_away_says_so_on_a_line_of_its_own() -> None:
+    stalling = scripted(tokenizer().encode("word " * LONG), stall_at=5)
+    async with running(stalling) as router:
+        async with Proxy.to(router.grpc_address) as proxy:
+            process = await started(proxy.address, "generate", "Hi")
+            assert process.stdout is not None
+            assert await process.stdout.read(1)
+        out, errors = await process.communicate()
+    assert (process.returncode, out[-1:]) == (1, b"\n")
+    assert errors.decode() == f"tandem: the router at {proxy.address} went away before the answer was whole\n"
 
 
 @runs_async
