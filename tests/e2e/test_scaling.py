@@ -222,6 +222,11 @@ def state_of(status: inference_pb2.ClusterStatus, victim: inference_pb2.WorkerSt
     return "lost" if all(worker.state == "lost" for worker in shown) else "replaced"
 
 
+async def told(cluster: LiveCluster, text: str) -> None:
+    """Returns when `tandem up` has said so: the controller may look at the registry after the router does."""
+    await until(cluster, lambda _: text in cluster.log.read_text())
+
+
 @pytest.mark.timeout(400)
 def test_when_the_only_worker_of_a_pool_dies_it_is_told_and_shown_and_requests_wait_for_its_successor(
     cluster: LiveCluster, prompts: dict[str, list[int]], golden: dict[str, tuple[int, ...]]
@@ -240,6 +245,6 @@ def test_when_the_only_worker_of_a_pool_dies_it_is_told_and_shown_and_requests_w
             assert {tuple(answer.tokens) for answer in await answers} == {golden["length_33"]}
 
             await until(cluster, has("decode", 1))
-            assert f"worker {victim.worker_id} died (process {victim.pid})" in cluster.log.read_text()
+            await told(cluster, f"worker {victim.worker_id} died (process {victim.pid})")
 
     run(scenario())
