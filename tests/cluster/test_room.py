@@ -78,16 +78,18 @@ def test_the_controller_says_once_which_workers_wait_and_why() -> None:
 
             await world.until(is_waiting)
             [waiting] = [worker for worker in await world.state.seen() if worker.waits_for]
-            await asyncio.sleep(0.1)
             assert (waiting.worker_id, waiting.state) == ("decode-1", "starting")
             assert waiting.waits_for == world.pools.no_room
-            line = 'tandem_controller_unplaced_workers{role="decode"} 1.0'
-            assert line in controller.metrics.render().decode()
-            said = [note for note in world.events.notes if "waits" in note]
-            assert said == [f"worker decode-1 waits for a node with room: {world.pools.no_room}"]
+
+            async def is_counted() -> bool:
+                return 'unplaced_workers{role="decode"} 1.0' in controller.metrics.render().decode()
+
+            await world.until(is_counted)
             world.pools.may_start.set()
             world.pools.workers[WorkerId("decode-1")].waits_for = ""
-            await world.until_ready("prefill-0", "decode-0", "decode-1")
+            await world.until_ready("prefill-0", "decode-0", "decode-1")  # by then it has looked many times
+            said = [note for note in world.events.notes if "waits" in note]
+            assert said == [f"worker decode-1 waits for a node with room: {waiting.waits_for}"]
 
     run(test)
 
