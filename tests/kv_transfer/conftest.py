@@ -13,6 +13,7 @@ from kv_transfer.transports import make_transport
 from tandem.types import WorkerId
 from tests.gpus import need_gpus
 from tests.kv_transfer.kinds import ON_GPUS, ON_HOST
+from tests.kv_transfer.peers import stop_forks
 
 
 @pytest.fixture(params=[*ON_HOST, *ON_GPUS])
@@ -50,3 +51,10 @@ def destination(name: str, devices: tuple[torch.device, torch.device]) -> Iterat
     transport = make_transport(name, worker_id=WorkerId("destination"), device=devices[1])
     yield transport
     transport.close()
+
+
+@pytest.fixture(scope="module")
+def ended_forks() -> Iterator[None]:
+    """For modules with peers in processes of their own: none is left after them, nor what they were forked from."""
+    yield
+    stop_forks()

@@ -27,11 +27,13 @@ from tests.kv_transfer.peers import (
     RecordingSink,
     make_header,
     name_of,
-    stop_forks,
 )
 
 MIB = 1 << 20
 LARGE = 4 * MIB
+
+
+pytestmark = pytest.mark.usefixtures("ended_forks")
 
 
 @pytest.fixture(params=["shm", "ucx", "collective", FAR_UCX])
@@ -45,12 +47,6 @@ def transport(kind: str) -> Iterator[Transport]:
     made = make_transport(name_of(kind), worker_id=WorkerId("local"))
     yield made
     made.close()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_process_is_left() -> Iterator[None]:
-    yield
-    stop_forks()
 
 
 def serving(transport: Transport, *, piece_bytes: int | None = None) -> RecordingSink:

@@ -15,9 +15,12 @@ from kv_transfer.transport import Transport
 from kv_transfer.transports import make_transport
 from tandem.errors import LinkClosed, TransportError
 from tandem.types import WorkerId
-from tests.kv_transfer.peers import TIMEOUT_S, Peer, RecordingSink, stop_forks
+from tests.kv_transfer.peers import TIMEOUT_S, Peer, RecordingSink
 
 ucx = pytest.importorskip("kv_transfer.ucx")
+
+
+pytestmark = pytest.mark.usefixtures("ended_forks")
 
 
 @pytest.fixture
@@ -25,12 +28,6 @@ def transport() -> Iterator[Transport]:
     made = make_transport("ucx", worker_id=WorkerId("local"))
     yield made
     made.close()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_process_is_left() -> Iterator[None]:
-    yield
-    stop_forks()
 
 
 def test_closing_the_transport_ends_a_connect_at_once(transport: Transport) -> None:
